@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autofit.core.device.hardware import Hardware
-from autofit.core.device.probe import shapes_key
+from autofit.core.device.probe import between, shapes_key
 from autofit.core.errors import StoreError
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Measurement, Trial
@@ -17,6 +17,7 @@ from autofit.core.workload import METHODS
 from autofit.estimate.assumptions import as_probed, rounded_context
 from autofit.estimate.memory.deviation import MemoryDeviation, nothing_compared
 from autofit.estimate.version import is_current
+from autofit.prediction.machine_link import with_link
 from autofit.prediction.memory_deviations import COMPARED, learned
 from autofit.prediction.probing import rates_of, stored_probe
 from autofit.store import Store
@@ -74,7 +75,8 @@ def why_not(config: Config, job: Job) -> str | None:
 def rates_for(job: Job, store: Store | None) -> Rates | None:
     """The rates of the job's hardware under its stack, fitted to the store's trials of any model and workload, with
     their expected error on this workload. Where the store has a probe of this very device, the fit starts from that and
-    not from the data sheet, at the shapes of the job's model if it was probed there.
+    not from the data sheet, at the shapes of the job's model if it was probed there. Trials of several ranks count
+    where these were spread over machines as the job's are: another spread has another link.
 
     A catalog card that is not in this machine uses the trials of all stored cards of that name, under the stack of the
     latest of these trials. Returns a guess (`calibrated_on` 0) where no trial is usable, and None for a device about
@@ -88,11 +90,14 @@ def rates_for(job: Job, store: Store | None) -> Rates | None:
     if is_detected(job.hardware):
         probe = stored_probe(job.hardware, job.stack, store, job.model.digest)
         guess = guess if probe is None else rates_of(probe, guess, shapes=shapes_key(job.model.digest))
+        guess = with_link(guess, job, store)
         trials = latest_fits(job.hardware, store, LATEST, stack_key=job.stack.key)
     else:
         trials = latest_fits(job.hardware, store, LATEST)[:LATEST]
         trials = [trial for trial in trials if trial.stack.key == trials[0].stack.key]
-    return _calibrated_for(job.workload.key, guess, trials)
+    link = between(job.hardware, job.workload.devices)
+    alike = (t for t in trials if t.workload.devices == 1 or between(t.hardware, t.workload.devices) == link)
+    return _calibrated_for(job.workload.key, guess, alike)
 
 
 def _calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial]) -> Rates:

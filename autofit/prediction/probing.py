@@ -14,12 +14,11 @@ from autofit.catalog.models import Model, load
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import (
     BETWEEN_RANKS,
-    COLLECTIVES,
     UPDATE_ON_HOST,
     WAYS,
     MeasuredStep,
     Probe,
-    collective,
+    link_rate,
     shapes_key,
     transfer,
 )
@@ -201,19 +200,19 @@ def rates_of(device_probe: Probe, guess: Rates, *, shapes: str | None = None) ->
         scaled = calibrated(rates, _apart(device_probe.steps, timed, rates))
         # Not below 10 %: the few layers are not the whole step, and one config of many.
         rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, 0.1))
-    rates = replace(rates, transfers={**rates.transfers, **_transfers(device_probe)})
+    rates = replace(rates, transfers={**rates.transfers, **transfers_of(device_probe)})
     other = shapes is not None and shapes != device_probe.shapes_key
     more = 0.15 * other + 0.5 * bool(device_probe.doubts)
     return replace(rates, relative_error=rates.relative_error + more)
 
 
-def _transfers(device_probe: Probe) -> dict[str, float]:
+def transfers_of(device_probe: Probe) -> dict[str, float]:
     """Seconds per byte of the transfers that were measured: to and from the host by the slower way of pinned memory,
     between ranks by the slower collective. A processor updates what is offloaded as it updates everything else."""
     figures = device_probe.figures
     ways = {
         HOST_LINK: [figures.get(transfer(way)) for way in WAYS],
-        LINK: [figures.get(collective(name)) for name in COLLECTIVES],
+        LINK: [link_rate(figures)],
         HOST_UPDATE: [figures.get(UPDATE_ON_HOST)],
     }
     slowest = {kind: min((rate for rate in rates if rate), default=None) for kind, rates in ways.items()}

@@ -1,8 +1,8 @@
 """How fast bytes go between ranks: a reduction and a gather among as many processes as a trial has.
 
-    python -m autofit.probe.ranks FOLDER RANK RANKS KIND
+    python -m autofit.probe.ranks KIND RENDEZVOUS [LISTENER]
 
-is one of them; they meet through a file in the folder, and the first prints what it has measured.
+is one of them; they meet as those of a trial do (`training.distributed.ranks`), and each prints what it has measured.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import ExitStack
+from socket import socket
 
 import torch
 
@@ -22,44 +22,62 @@ from autofit.core.device.probe import collective
 from autofit.core.errors import lines_of
 from autofit.core.units import MIB
 from autofit.probe.bench import Bench
+from autofit.training.distributed.ranks import join
+from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listening
+from autofit.trial.process.child_process import die_with_parent
 
 SENT_BYTES = 16 * MIB, 256 * MIB
 """The size of the tensor that is reduced, and of all that is gathered, on processors and on accelerators."""
+MOST_SECONDS = 120.0
+"""What all of it may take. Most of it is loading torch."""
 
 
 def measure(bench: Bench, environments: Sequence[Mapping[str, str]]) -> Iterator[dict[str, float]]:
-    """Bytes per second that each rank sends to others, as figures; each rank's environment shows it one device, its
-    own. Raises `RuntimeError` if a rank fails."""
+    """Bytes per second that each rank sends to others on this machine, as figures; each rank's environment shows it one
+    device, its own. Raises `RuntimeError` if a rank fails."""
     ranks = len(environments)
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
-        logs = [opened.enter_context((Path(folder) / f"{rank}.log").open("w+")) for rank in range(ranks)]
-        words = [sys.executable, "-m", "autofit.probe.ranks", folder]
-        processes = [
-            opened.enter_context(
-                subprocess.Popen(
-                    [*words, str(rank), str(ranks), bench.device.type],
-                    env=dict(environment),
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                )
+    with listening(LOOPBACK) as listener:
+        host, port = listener.getsockname()
+        places = [Rendezvous(rank=rank, ranks=ranks, ranks_here=ranks, host=host, port=port) for rank in range(ranks)]
+        for measured in run(bench.device.type, dict(zip(places, environments, strict=True)), listener):
+            yield {collective(name): rate for name, rate in measured.items()}
+
+
+def run(
+    kind: str, ranks: Mapping[Rendezvous, Mapping[str, str]], listener: socket | None
+) -> Iterator[dict[str, float]]:
+    """Have these ranks, each with its environment, measure among all of their group; `listener` listens where they
+    meet, if the first of the group is one of them. Nothing while they do, then the `rates` of the first of these.
+    Raises `RuntimeError` if one of them fails."""
+    with ExitStack() as opened:
+        logs = [opened.enter_context(tempfile.TemporaryFile("w+")) for _ in ranks]
+        processes = []
+        for (place, environment), log in zip(ranks.items(), logs, strict=True):
+            listens = [listener.fileno()] if listener is not None and place.rank == 0 else []
+            words = ["-m", "autofit.probe.ranks", kind, json.dumps(place.to_json()), *map(str, listens)]
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                env=dict(environment),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                pass_fds=listens,
             )
-            for rank, (log, environment) in enumerate(zip(logs, environments, strict=True))
-        ]
-        for process in processes:
+            processes.append(opened.enter_context(process))
             opened.callback(process.kill)
-        # Most of it is loading torch.
-        until = time.monotonic() + 120.0
-        while any(process.poll() is None for process in processes) and time.monotonic() < until:
+        until = time.monotonic() + MOST_SECONDS
+        while None in (codes := [process.poll() for process in processes]) and time.monotonic() < until:
+            if any(codes):
+                break  # the others would wait for it
             time.sleep(0.1)
             yield {}
-        for rank, (process, log) in enumerate(zip(processes, logs, strict=True)):
-            if process.poll() != 0:
+        for code, place, log in sorted(zip(codes, ranks, logs, strict=True), key=lambda ended: ended[0] is None):
+            if code != 0:
                 log.seek(0)
-                message = lines_of(log.read(), "no end within 120 s")[-1]
-                raise RuntimeError(f"rank {rank}: {message[:200]}")
+                message = lines_of(log.read(), f"no end within {MOST_SECONDS:.0f} s")[-1]
+                raise RuntimeError(f"rank {place.rank}: {message[:200]}")
         output = processes[0].communicate()[0]
-    yield {collective(name): rate for name, rate in json.loads(output).items()}
+    yield json.loads(output)
 
 
 def rates(rank: int, ranks: int, device: torch.device) -> dict[str, float]:
@@ -80,19 +98,15 @@ def rates(rank: int, ranks: int, device: torch.device) -> dict[str, float]:
     return {n: sent / min([bench.timed(call) for _ in range(6)][1:]) for n, (call, sent) in calls.items()}
 
 
-def main(folder: str, rank: int, ranks: int, kind: str) -> None:
-    """Meet the others, measure, and print it as JSON if this is the first rank."""
-    from torch import distributed
-
-    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
-    backend = "nccl" if kind == "cuda" else "gloo"
-    distributed.init_process_group(backend, init_method=f"file://{folder}/met", rank=rank, world_size=ranks)
-    measured = rates(rank, ranks, torch.device(kind))
-    if rank == 0:
-        print(json.dumps(measured), flush=True)
-    with suppress(RuntimeError):
-        distributed.destroy_process_group()
+def main(kind: str, rendezvous: str, listener: str | None = None) -> None:
+    """Meet the others, measure, and print it as JSON."""
+    die_with_parent()
+    place = Rendezvous.from_json(json.loads(rendezvous))
+    torch.set_num_threads(max(1, torch.get_num_threads() // place.ranks_here))
+    group = join(kind, place, timeout_seconds=MOST_SECONDS, listener=None if listener is None else int(listener))
+    print(json.dumps(rates(place.rank, place.ranks, torch.device(kind))), flush=True)
+    group.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(*sys.argv[1:])

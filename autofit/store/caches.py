@@ -7,7 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from autofit.core.device.probe import PROBE_VERSION, Probe
+from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import PROBE_VERSION, Probe, ProbePart, shapes_key
 from autofit.store.database.engine import ROWS_AT_ONCE, Database, to_text
 from autofit.store.rows import precise_now, put
 from autofit.store.tables import Body, EstimateRow, ProbeRow
@@ -45,7 +46,8 @@ class Estimates:
 
 
 class Probes:
-    """The measured rates of devices, one probe for each hardware, stack and model's shapes: the newest."""
+    """The measured rates of devices, one probe for each hardware, stack and model's shapes: the newest. And links
+    between machines, for each hardware, stack and way to spread ranks over machines: of no model, and so apart."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -62,13 +64,23 @@ class Probes:
 
     def keep(self, probe: Probe) -> None:
         """Keeps a probe in place of one of the same keys; raises `ValueError` if it holds NaN or infinity."""
-        body = probe.to_json()
+        self._put(probe.hardware, probe.stack, probe.shapes_key, probe.to_json(), probe.recorded_at)
+
+    def find_link(self, name: str, *, hardware_key: str, stack_key: str) -> ProbePart | None:
+        """The part of this name (`core.device.probe.between`). None of another `PROBE_VERSION`."""
+        query = select(ProbeRow.body).where(
+            ProbeRow.hardware_key == hardware_key,
+            ProbeRow.stack_key == stack_key,
+            ProbeRow.shapes_key == shapes_key(name),
+        )
+        body = self._database.fetch(lambda c: c.scalars(query).one_or_none())
+        return None if body is None else ProbePart.from_json(body)
+
+    def keep_link(self, link: ProbePart, hardware: Hardware, stack: Stack) -> None:
+        """Keeps a link in place of one of the same keys. It has no version of its own, so that `find` passes it by."""
+        self._put(hardware, stack, shapes_key(link.name), link.to_json(), precise_now())
+
+    def _put(self, hardware: Hardware, stack: Stack, shapes: str, body: Body, recorded_at: str) -> None:
         to_text(body)
-        row = {
-            "hardware_key": probe.hardware.key,
-            "stack_key": probe.stack.key,
-            "shapes_key": probe.shapes_key,
-            "body": body,
-            "recorded_at": probe.recorded_at,
-        }
-        self._database.commit(lambda c: put(c, ProbeRow, [row]))
+        keys = {"hardware_key": hardware.key, "stack_key": stack.key, "shapes_key": shapes}
+        self._database.commit(lambda c: put(c, ProbeRow, [{**keys, "body": body, "recorded_at": recorded_at}]))

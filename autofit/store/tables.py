@@ -269,16 +269,17 @@ class EstimateRow(Base):
 
 
 class ProbeRow(Base):
-    """The newest `Probe` of a device under a stack, for models of the same shapes."""
+    """The newest `Probe` of a device under a stack, for models of the same shapes; or the newest link between machines
+    that have the device, for ranks spread in the same way."""
 
     __tablename__ = "probes"
 
     hardware_key: Mapped[str] = mapped_column(primary_key=True)
     stack_key: Mapped[str] = mapped_column(primary_key=True)
     shapes_key: Mapped[str] = mapped_column(primary_key=True)
-    """`device_probe.shapes_key`, which covers the probe's version."""
+    """`device_probe.shapes_key`, which covers the probe's version: of a model's digest, or of a link's name."""
     body: Mapped[Body]
-    """`Probe.to_json`."""
+    """`Probe.to_json`, or a link's `ProbePart.to_json`."""
     recorded_at: Mapped[str]
 
 

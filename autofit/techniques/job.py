@@ -25,10 +25,6 @@ class Job:
 
 
 def ranks_per_host(job: Job) -> int:
-    """Ranks that are taken to share one host's memory and disk: all, or as many as the detected host has devices.
-
-    All cards of the catalog are taken to be in one machine.
-    """
+    """Ranks that are taken to share one host's memory and disk: all, or as many as the detected host has devices."""
     hardware, ranks = job.hardware, job.workload.devices
-    spans_hosts = hardware.host_memory_bytes and not hardware.has_devices_for(ranks)
-    return max(1, hardware.count) if spans_hosts else ranks
+    return max(1, hardware.count) if hardware.spans_machines(ranks) else ranks

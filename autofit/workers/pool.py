@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from autofit.core.device.hardware import Hardware, Stack
-from autofit.core.device.probe import Probe
+from autofit.core.device.probe import Probe, ProbePart
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 from autofit.trial.attempt import Attempt
@@ -53,6 +53,12 @@ class Pool(ABC):
         """The trials are of this search from now on, and of its driver with this epoch; what earlier drivers of it have
         left running elsewhere is ended. To be called before the first trial, where the pool outlives this process.
         `usual`: what the store knows of such a device's rates, with which those of the workers are compared."""
+
+    def link(self) -> ProbePart | None:
+        """What a trial's ranks send each other where they are on several machines, measured now
+        (`core.device.probe.between`), or why that failed; None where they share one. To be called while no trial runs.
+        """
+        return None
 
     @abstractmethod
     def submit(self, request: TrialRequest) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from autofit.catalog.hardware import Card
 from autofit.core.device.hardware import Hardware, Stack
-from autofit.core.device.probe import Probe
+from autofit.core.device.probe import Probe, ProbePart
 from autofit.core.lattice import Config
 from autofit.core.units import format_duration
 from autofit.techniques import Job, unsupported
@@ -26,6 +26,7 @@ from autofit.workers.cluster.connection import connect
 from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import Node
 from autofit.workers.pool import Completed, Pool
+from autofit.workers.slots.machine_link import measured_link
 from autofit.workers.slots.missing import MissingRequirements
 from autofit.workers.slots.running_trial import RunningTrial
 from autofit.workers.slots.slot import Slot, State
@@ -125,6 +126,11 @@ class RayPool(Pool):
     def claim(self, search_id: str, epoch: int, usual: Probe | None = None) -> None:
         """As `Pool.claim`; the pool's own workers bear the search's name and measure their device's rates."""
         self._slots.claim(search_id, epoch, usual)
+
+    def link(self) -> ProbePart | None:
+        spread = (slot for slot in self._slots.idle if slot.site == self._slots.site and len(set(slot.node_ids)) > 1)
+        slot = next(spread, None)
+        return None if slot is None else measured_link(self._ray, slot)
 
     def cannot(self, config: Config, job: Job) -> str | None:
         """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may run on any.

@@ -9,6 +9,7 @@ from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text
 from autofit.cli.text.phrases import EMULATED, cheapest_text, on_each, total_text
 from autofit.core.units import format_bytes, format_duration
+from autofit.operations.searching.over_devices import NEAR
 from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def over_hardware_text(searches: OverHardware, prices: Mapping[str, float]) -> s
 
 
 def over_devices_text(searches: OverDevices) -> str:
-    """What each number of devices achieves, then the best of them in full."""
+    """Which number of devices to take, what each achieves, then the best of them in full."""
     rows = [("devices", "memory of each", "tokens/s", "of each", "config")]
     for devices in sorted({*searches.results, *searches.unanswered}):
         if devices in searches.unanswered:
@@ -135,8 +136,16 @@ def over_devices_text(searches: OverDevices) -> str:
         speed = point.measurement.tokens_per_second
         memory = format_bytes(point.measurement.device_bytes)
         rows.append((str(devices), memory, f"{speed:,.0f}", f"{speed / devices:,.0f}", short(point.config)))
-    parts = [columns(rows, right=frozenset({0, 1, 2, 3}))]
+    best, fewest = searches.best, searches.fewest
+    sentences = [f"Fastest with {best.recommendation.point.method}: {_devices_and_speed(best)}."]
+    sentences += [] if fewest is best else [f"Fewest within {NEAR:.0%} of it: {_devices_and_speed(fewest)}."]
+    parts = [" ".join(sentences), columns(rows, right=frozenset({0, 1, 2, 3}))]
     if searches.left_out:
         batch, numbers = searches.best.frontier.workload.global_batch, ", ".join(map(str, searches.left_out))
         parts.append(f"Left out, because the global batch of {batch} is not a multiple of them: {numbers} devices")
     return "\n\n".join([*parts, result_text(searches.best)])
+
+
+def _devices_and_speed(result: SearchResult) -> str:
+    devices, speed = result.frontier.workload.devices, result.recommendation.point.measurement.tokens_per_second
+    return f"{devices} device{'s' * (devices > 1)}, {total_text(speed, devices)}"

@@ -88,6 +88,10 @@ class Hardware(LastingDocument):
         """Whether so many ranks are known to be on one machine."""
         return self.kind == "cpu" or self.count >= ranks
 
+    def spans_machines(self, ranks: int) -> bool:
+        """Whether so many ranks are on several machines. All cards of the catalog are taken to be in one."""
+        return bool(self.host_memory_bytes) and not self.has_devices_for(ranks)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack(LastingDocument):

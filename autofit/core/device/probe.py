@@ -35,7 +35,7 @@ def transfer(way: str) -> str:
 CONTEXT = "context and kernels of libraries, bytes"
 """The figure of what a process takes of a CUDA device outside torch's allocator, after every other part."""
 BETWEEN_RANKS = "between ranks"
-"""The part that only trials of several devices need."""
+"""The part that only trials of several devices need, for ranks that share a machine: one, whatever their number."""
 COLLECTIVES = ("reduction", "gather")
 
 
@@ -49,9 +49,21 @@ def memory_bound_in(number_format: str) -> str:
     return f"memory-bound operations in {number_format}"
 
 
-def collective(name: str) -> str:
-    """The figure of one of the `COLLECTIVES` between ranks: what each sends to others."""
-    return f"{name} between ranks, bytes per second"
+def between(hardware: Hardware, ranks: int) -> str:
+    """The part that measures what goes between so many ranks: `BETWEEN_RANKS` where they share a machine; else one for
+    each way to spread them, told by the most ranks on one machine, for these share its network."""
+    spread = f"between {ranks} ranks, at most {hardware.count} on a machine"
+    return spread if hardware.spans_machines(ranks) else BETWEEN_RANKS
+
+
+def collective(name: str, part: str = BETWEEN_RANKS) -> str:
+    """The figure of one of the `COLLECTIVES`, in a part that `between` names: what each rank sends to others."""
+    return f"{name} {part}, bytes per second"
+
+
+def link_rate(figures: Mapping[str, float], part: str = BETWEEN_RANKS) -> float | None:
+    """Bytes per second that each rank sends to others in the slower of the `COLLECTIVES`; None if neither is known."""
+    return min((rate for name in COLLECTIVES if (rate := figures.get(collective(name, part)))), default=None)
 
 
 UPDATE_ON_HOST = "update on the host, bytes per second"

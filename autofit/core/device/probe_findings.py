@@ -77,6 +77,14 @@ def _sentence(name: str, ratio: float) -> str:
     return f"{name} is about as fast as fp32."
 
 
+def link_finding(rate: float, within: float, *, measured: bool) -> str:
+    """What ranks on several machines send each other, beside what they do `within` one, which is `measured` there or
+    assumed; both in bytes per second of each rank."""
+    than = "than within one" if measured else "than is assumed within one"
+    less = f"{_times(within / rate)} less" if within > rate else "no less"
+    return f"between machines: {rate / 1e9:,.3g} GB/s, {less} {than}"
+
+
 def _times(ratio: float) -> str:
     return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from autofit.search.progress import Progress
 
 
+NEAR = 0.05
+"""By what share of the best speed a smaller number of devices may be slower and still be named beside it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverDevices:
     """How the searches ended. At least one has found something."""
@@ -34,16 +38,35 @@ class OverDevices:
         return min(self.results.values(), key=_preference)
 
     @property
+    def fewest(self) -> SearchResult:
+        """Of the best's method, the one with the fewest devices that is slower by no more than `NEAR`: often the best
+        itself."""
+        best = self.best.recommendation.point
+
+        def is_near(result: SearchResult) -> bool:
+            point = result.recommendation.point
+            least = (1.0 - NEAR) * best.measurement.tokens_per_second
+            return point.method == best.method and point.measurement.tokens_per_second >= least
+
+        return next(filter(is_near, self.results.values()))
+
+    @property
     def left_out(self) -> tuple[int, ...]:
         """The smaller numbers of devices that were not searched, because they do not divide the global batch."""
         searched = {*self.results, *self.unanswered}
         return tuple(n for n in range(1, max(searched)) if n not in searched)
 
     def to_json(self) -> dict[str, Any]:
-        """The best search's result, all of them in `by_devices`, and `left_out`."""
+        """The best search's result, all of them in `by_devices`, the number of `fewest`, and `left_out`."""
         counts = sorted({*self.results, *self.unanswered})
         entries = [self._entry(n) for n in counts]
-        return {**self.best.to_json(), "by_devices": entries, "devices_left_out": list(self.left_out)}
+        fewest = self.fewest.frontier.workload.devices
+        return {
+            **self.best.to_json(),
+            "by_devices": entries,
+            "fewest_devices": fewest,
+            "devices_left_out": list(self.left_out),
+        }
 
     def _entry(self, devices: int) -> dict[str, Any]:
         if devices in self.unanswered:

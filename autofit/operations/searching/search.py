@@ -20,6 +20,7 @@ from autofit.operations.searching.resume import (
 )
 from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
+from autofit.prediction import machine_link
 from autofit.prediction.lattice_predictor import LatticePredictor
 from autofit.prediction.predictions import ReadyMade
 from autofit.prediction.probing import usual_rates
@@ -58,6 +59,7 @@ def search(
                 if driving is None and claimed.lease is not None:
                     driving = stack.enter_context(DrivenSearch(store, claimed.lease))
                 if pool is not None and claimed.lease is not None and not claimed.is_answered:
+                    machine_link.make_sure(plan.job, store, pool, fresh=request.fresh)
                     pool.claim(claimed.lease.search_id, claimed.lease.epoch, usual_rates(plan.job, store))
                 plan = replace(plan, limits=remaining_limits(claimed.lease, plan.limits))
                 return _run(request, plan, store, claimed, driving=driving, pool=pool, report=report, started=started)

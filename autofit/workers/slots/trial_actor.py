@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from socket import socket
 from typing import Any
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import in_one_line
 from autofit.core.lattice import Config
 from autofit.techniques import Job
-from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous
+from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listening
 from autofit.trial.machine import device_lock
 from autofit.trial.process.group_runner import not_begun
+from autofit.trial.process.runner import trial_environment
 from autofit.trial.request import TrialRequest
 
 
@@ -40,6 +43,8 @@ class TrialActor:
         self._speaking = threading.Lock()
         self._held = ExitStack()
         """The locks on the devices of the trial of several ranks that met here."""
+        self._listener: socket | None = None
+        """Where ranks meet that measure what goes between them, if it is here."""
         self._waits_for: int | None = None
 
     def site(self, measures: bool = False, starts: bool = True) -> dict[str, Any]:
@@ -50,7 +55,7 @@ class TrialActor:
         from autofit.trial.process.runner import TrialRunner
 
         hardware, stack = detect(self._device)
-        self._devices = device_lock.names(hardware.kind)
+        self._kind, self._devices = hardware.kind, device_lock.names(hardware.kind)
         # What an emulated device takes is of no device; and the runner's imports would be measured, too.
         rates = self._measured(hardware, stack) if measures and not hardware.is_emulated else {}
         self._runner = TrialRunner(kind=hardware.kind)
@@ -98,13 +103,37 @@ class TrialActor:
         """Open the place on this machine where the next trial's ranks meet, once the devices of those that are on it
         are free; `ranks` are where all of them are, in their order. Other machines' devices are Ray's to share out.
         Raises `GivenUp` after `wait_seconds`."""
+        place = self._hold(wait_seconds, ranks)
+        return {**place, "port": self._runner.listen(place["host"])}
+
+    def _hold(self, wait_seconds: float, ranks: Sequence[tuple[str, list[str]]]) -> dict[str, Any]:
+        """Hold the devices of this machine's `ranks`; where all of them meet, but for the port."""
         addresses = [address for address, _ in ranks]
         on_machine = [device for address, devices in ranks if address == addresses[0] for device in devices]
         self._held.close()
         waited = self._held.enter_context(device_lock.held(on_machine, waiting=self._wait, most_seconds=wait_seconds))
         self._waits_for = None
         host = LOOPBACK if len(set(addresses)) == 1 else self.address()
-        return {"host": host, "port": self._runner.listen(host), "addresses": list(addresses), "waited": waited}
+        return {"host": host, "addresses": addresses, "waited": waited}
+
+    def listen_to_measure(self, wait_seconds: float, *ranks: tuple[str, list[str]]) -> dict[str, Any]:
+        """As `listen`, for ranks that measure what goes between them."""
+        place = self._hold(wait_seconds, ranks)
+        self._listener = self._held.enter_context(listening(place["host"]))
+        return {**place, "port": self._listener.getsockname()[1]}
+
+    def between(self, place: dict[str, Any], rank: int) -> dict[str, float] | str:
+        """Bytes per second that this rank sends to those that meet in `place`, by collective; or why it cannot."""
+        from autofit.probe import ranks
+
+        try:
+            environment = trial_environment(self._kind)
+            *_, measured = ranks.run(self._kind, {rendezvous_at(place, rank): environment}, self._listener)
+            return measured
+        except Exception as error:  # which Ray would print for each rank
+            return in_one_line(error)
+        finally:
+            self._held.close()
 
     def run(self, request: dict[str, Any], place: dict[str, Any] | None = None, rank: int = 0) -> dict[str, Any]:
         """Run one request (in a trial of several ranks, one of them), given as JSON; its attempt, as JSON too."""

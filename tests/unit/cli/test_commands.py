@@ -68,7 +68,8 @@ def test_a_search_over_numbers_of_devices(autofit: Autofit, world: World) -> Non
     arguments = (*SEARCH, "--devices", "2", "--fewer-devices")
     done = autofit(*arguments)
     assert done.code == 0, done.err
-    table, _, best = done.out.partition("\n\n")
+    verdict, table, best = done.out.split("\n\n", 2)
+    assert verdict.startswith("Fastest with ")
     assert [line.split()[0] for line in table.splitlines()] == ["devices", "1", "2"]
     assert best.startswith("Recommended: ")
     document = autofit(*arguments, "--json").document

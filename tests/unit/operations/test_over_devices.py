@@ -16,6 +16,7 @@ from autofit.core.outcome import Outcome, OutOfMemory
 from autofit.core.units import GIB
 from autofit.operations import SearchRequest, search_over_devices
 from autofit.operations.searching.over_devices import requests_over_devices
+from autofit.operations.searching.result import SearchResult
 from autofit.trial.request import TrialRequest
 
 TWO = replace(OPTIONS, devices=2)
@@ -75,7 +76,8 @@ def test_every_number_of_devices_is_searched_in_its_own_space(world: World, requ
 def test_as_json_the_best_stands_first_and_every_number_beside_it(world: World, request_: SearchRequest) -> None:
     searches = search_over_devices(request_)
     body = searches.to_json()
-    assert {k: v for k, v in body.items() if k not in ("by_devices", "devices_left_out")} == searches.best.to_json()
+    others = ("by_devices", "fewest_devices", "devices_left_out")
+    assert {k: v for k, v in body.items() if k not in others} == searches.best.to_json()
     assert body["devices_left_out"] == []
     for entry, (devices, result) in zip(body["by_devices"], searches.results.items(), strict=True):
         speed = result.recommendation.point.measurement.tokens_per_second
@@ -93,6 +95,28 @@ def test_smaller_numbers_that_were_not_searched_are_named(world: World, request_
     assert line in over_devices_text(more).splitlines()
 
 
+@pytest.mark.parametrize(("share", "method", "fewest"), [(0.96, "full", 1), (0.94, "full", 2), (0.96, "lora", 2)])
+def test_the_answer_begins_with_the_number_of_devices_to_take(
+    world: World, request_: SearchRequest, share: float, method: str, fewest: int
+) -> None:
+    """The fastest, and the fewest that train the same at 95 % of its speed."""
+    searches = search_over_devices(request_)
+
+    def at(devices: int, speed: float, method: str = "full") -> SearchResult:
+        result = searches.results[devices]
+        point = result.recommendation.point
+        measurement = replace(point.measurement, tokens_per_second=speed)
+        point = replace(point, config=point.config.replace(method=method), measurement=measurement)
+        return replace(result, recommendation=replace(result.recommendation, point=point))
+
+    made = replace(searches, results={1: at(1, 1000 * share, method), 2: at(2, 1000)})
+    assert (made.best, made.fewest) == (made.results[2], made.results[fewest])
+    assert made.to_json()["fewest_devices"] == fewest
+    near = f" Fewest within 5% of it: 1 device, {1000 * share:.0f} tokens/s." if fewest == 1 else ""
+    first = f"Fastest with full: 2 devices, 1,000 tokens/s, 500 of each.{near}"
+    assert over_devices_text(made).splitlines()[0] == first
+
+
 def test_a_second_run_is_answered_from_the_store(world: World, request_: SearchRequest) -> None:
     first = search_over_devices(request_)
     pools = len(world.pools)
@@ -106,7 +130,7 @@ def test_where_one_device_is_too_small_the_others_answer(world: World, request_:
     searches = search_over_devices(request_)
     assert list(searches.results) == [2] and list(searches.unanswered) == [1]
     text = over_devices_text(searches)
-    rows = text.splitlines()
+    rows = text.splitlines()[2:]
     assert rows[0].split() == ["devices", "memory", "of", "each", "tokens/s", "of", "each", "config"]
     assert rows[1].split()[0] == "1" and "nothing that was measured fits" in rows[1]
     speed = searches.best.recommendation.point.measurement.tokens_per_second

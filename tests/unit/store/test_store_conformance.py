@@ -12,6 +12,8 @@ from leases import begin
 from sqlalchemy import event, select, update
 from unit.store.conftest import OTHER_HARDWARE, OUTCOMES, PREDICTION, a_probe, a_trial, context, measured
 
+from autofit.core.device import probe as device_probe
+from autofit.core.device.probe import ProbePart
 from autofit.core.errors import UsageError
 from autofit.core.outcome import Crashed, OutOfMemory, Trial
 from autofit.store import LeaseLost, Store
@@ -296,6 +298,23 @@ class TestProbes:
         assert store.probes.find(hardware_key=kept.hardware.key, stack_key=newer.key) is None
         slower = replace(kept.hardware, cores=1)
         assert store.probes.find(hardware_key=slower.key, stack_key=kept.stack.key) is None
+
+    def test_a_link_is_found_by_its_name_alone(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        device = a_probe()
+        hardware, stack = device.hardware, device.stack
+        keys = {"hardware_key": hardware.key, "stack_key": stack.key}
+        links = [ProbePart(name=f"between {n} ranks", seconds=1.5, figures={"reduction": 0.1 + n}) for n in (2, 4)]
+        for link in links:
+            store.probes.keep_link(replace(link, seconds=9.0), hardware, stack)
+            store.probes.keep_link(link, hardware, stack)
+        assert [store.probes.find_link(link.name, **keys) for link in links] == links
+        assert store.probes.find(**keys) is None, "it is of no model's shapes"
+        store.probes.keep(device)
+        assert store.probes.find(**keys) == device
+        newer = replace(stack, torch="2.99.0")
+        assert store.probes.find_link(links[0].name, hardware_key=hardware.key, stack_key=newer.key) is None
+        monkeypatch.setattr(device_probe, "PROBE_VERSION", -1)
+        assert store.probes.find_link(links[0].name, **keys) is None
 
     def test_refuses_what_json_has_not(self, store: Store) -> None:
         with pytest.raises(ValueError):

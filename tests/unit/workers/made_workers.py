@@ -124,14 +124,17 @@ class MadeCluster:
     nodes: list[Any]
     pools: list[RayPool]
 
-    def add(self, *, gpus: int = 1, cpus: float = 4, kind: str | None = None, **labels: str) -> Any:
-        """A node; `kind` is what Ray calls its accelerators."""
+    def add(
+        self, *, gpus: int = 1, cpus: float = 4, kind: str | None = None, address: str | None = None, **labels: str
+    ) -> Any:
+        """A node; `kind` is what Ray calls its accelerators, `address` its machine's, else that of all others."""
         node = self.ray_cluster.add_node(
             num_cpus=cpus,
             num_gpus=gpus,
             object_store_memory=80 * MIB,
             resources={} if kind is None else {f"accelerator_type:{kind}": 1},
             labels={name.replace("_", "-"): value for name, value in labels.items()},
+            **({} if address is None else {"node_ip_address": address}),
         )
         self.nodes.append(node)
         return node

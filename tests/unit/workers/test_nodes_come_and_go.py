@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
+from jobs import tiny_job
 from ray.core.generated import autoscaler_pb2
 from ray.experimental import internal_kv
 from unit.workers.made_workers import (
@@ -22,9 +25,15 @@ from unit.workers.made_workers import (
 )
 
 from autofit.catalog.hardware import card
+from autofit.catalog.models import load
+from autofit.core.device.probe import between, link_rate
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.outcome import Crashed, OutOfMemory, worker_was_lost
 from autofit.core.units import GIB
+from autofit.prediction import machine_link
+from autofit.prediction.calibration import Calibration
+from autofit.prediction.estimation import Estimation
+from autofit.store import Store
 from autofit.techniques import complete
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.workers.slots import slot_set, worker_starter
@@ -124,6 +133,62 @@ def test_ranks_share_a_machine_wherever_one_has_as_many_devices(cluster: MadeClu
     cluster.add(gpus=4)
     packed = cluster.open(devices=2)
     assert (packed.site()[0].name, packed.site()[0].count) == ("h100-80g", 2)
+
+
+def processors_called_cards() -> type:
+    """A class in place of `TrialActor`: a real worker, whose processor goes by a card's name, because only the ranks of
+    cards are spread over machines."""
+    from autofit.workers.slots.trial_actor import TrialActor
+
+    card = made_probe().hardware.to_json()
+
+    class Called(TrialActor):
+        def __init__(self, device: str, driver: int | None, threads: str | None) -> None:
+            super().__init__("cpu", driver, threads)
+
+        def site(self, measures: bool = False, starts: bool = True) -> dict[str, Any]:
+            return {**super().site(starts=False), "hardware": {**card, "host_memory_bytes": 2**40}}
+
+    return Called
+
+
+def test_ranks_on_two_machines_measure_their_link_which_changes_what_is_predicted(
+    cluster: MadeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_starter, "TrialActor", processors_called_cards())
+    cluster.add(address="127.0.0.2")
+    with monkeypatch.context() as patch:
+        patch.setenv("GLOO_DEVICE_TRANSPORT", "none")
+        cluster.add(address="127.0.0.3")
+    pool = cluster.open(devices=2)
+    hardware, stack = pool.site()
+    job = replace(tiny_job(load("smollm2-135m"), devices=2), hardware=hardware, stack=stack)
+    config = complete({"sharding": "zero3"})
+
+    def predicted_seconds(store: Store) -> float:
+        calibration = Calibration.of(job, store)
+        estimation = Estimation(calibration=calibration, config=config, memory_limit_bytes=GIB, store=store.url)
+        return estimation.estimate().step_seconds or 0.0
+
+    with Store.open(str(tmp_path / "store.db")) as store:
+        machine_link.make_sure(job, store, pool)
+        (said,) = caplog.messages
+        assert "the link between machines could not be measured: " in said and "the ranks cannot meet" in said
+        before = predicted_seconds(store)
+        pool._ray.kill(pool._slots.up[0].actors[1])
+        lost = pool.link()
+        assert lost is not None and lost.failure and not lost.figures
+        pool.close()
+        cluster.remove(cluster.nodes[1])
+        cluster.add(address="127.0.0.4")
+        pool = cluster.open(devices=2)
+        assert pool.site()[0] == hardware
+        machine_link.make_sure(job, store, pool)
+        kept = store.probes.find_link(between(hardware, 2), hardware_key=hardware.key, stack_key=stack.key)
+        assert kept is not None and kept.failure is None
+        assert {min(kept.figures.values())} == {link_rate(kept.figures, kept.name)}
+        assert predicted_seconds(store) > before > 0.0
+    assert caplog.messages[1].startswith("autofit: between machines: ")
 
 
 def test_the_first_gpu_node_is_waited_for_and_no_cpu_taken_in_its_place(cluster: MadeCluster) -> None:

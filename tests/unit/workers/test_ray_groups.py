@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,20 +17,23 @@ from tiny import STACK
 from unit.workers.test_ray_pool import actor_processes, completed
 
 from autofit.core.device.hardware import Hardware
+from autofit.core.device.probe import COLLECTIVES
 from autofit.core.outcome import Crashed, Fits, TimedOut
 from autofit.core.units import GIB
 from autofit.techniques import complete
 from autofit.techniques.job import ranks_per_host
+from autofit.training.distributed.rendezvous import LOOPBACK
 from autofit.trial.limits import threads
 from autofit.trial.limits.shared_memory import is_mapped
 from autofit.trial.machine.detection import cpu
+from autofit.trial.machine.device_lock import GivenUp, held
 from autofit.trial.request import TrialRequest
 from autofit.workers.cluster.demand import Demand, DeviceRequest
 from autofit.workers.ray_pool import RayPool
 from autofit.workers.slots.missing import MissingRequirements
 from autofit.workers.slots.slot import Slot, StartFailed
 from autofit.workers.slots.slot_set import SlotSet
-from autofit.workers.slots.trial_actor import rendezvous_at
+from autofit.workers.slots.trial_actor import TrialActor, rendezvous_at
 from autofit.workers.slots.worker_starter import WorkerStarter
 
 
@@ -154,6 +158,21 @@ def test_a_node_is_left_out_after_three_failed_starts_however_many_ranks_it_has(
         slots._refuse(slots.slots[0], StartFailed("Ray's worker failed", remedy="run it again"))
         left_out.append(set(wanted.left_out))
     assert left_out == [set(), set(), {"a"}]
+
+
+def test_devices_are_held_while_ranks_measure_what_goes_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # so that it comes back: workers take it away
+    actors = [TrialActor("cpu") for _ in range(2)]
+    for actor in actors:
+        actor.site(starts=False)
+    place = actors[0].listen_to_measure(60.0, *[(LOOPBACK, ["cpu"])] * 2)
+    with pytest.raises(GivenUp), held(["cpu"], most_seconds=0.0):
+        pass
+    with ThreadPoolExecutor() as threads:
+        answers = list(threads.map(lambda actor, rank: actor.between(place, rank), actors, range(2)))
+    assert all(isinstance(answer, dict) and answer.keys() == set(COLLECTIVES) for answer in answers), answers
+    with held(["cpu"], most_seconds=0.0):
+        pass
 
 
 @pytest.mark.parametrize(("rank", "share"), [(0, 16), (1, 5), (2, 5), (3, 5)])
