@@ -10,8 +10,9 @@ from dataclasses import replace
 from socket import socket
 from typing import Any
 
+from autofit import __version__
 from autofit.core.device.hardware import Hardware, Stack
-from autofit.core.errors import in_one_line
+from autofit.core.errors import EnvironmentLacks, in_one_line
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listening
@@ -27,8 +28,11 @@ class TrialActor:
     A trial runs in one call, and a concurrent call may stop it.
     """
 
-    def __init__(self, device: str, driver: int | None = None, threads: str | None = None) -> None:
-        """`driver` is the process of this machine to end with, `threads` what OMP_NUM_THREADS says there."""
+    def __init__(
+        self, device: str, driver: int | None = None, threads: str | None = None, version: str = __version__
+    ) -> None:
+        """`driver` is the process of this machine to end with, `threads` what OMP_NUM_THREADS says there, and `version`
+        that of the driver's autofit."""
         from autofit.workers.watch import end_with
 
         if driver is not None:
@@ -37,7 +41,7 @@ class TrialActor:
         os.environ.pop("OMP_NUM_THREADS", None)
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = threads
-        self._device = device
+        self._device, self._version = device, version
         self._place: dict[str, Any] | None = None
         """Where the ranks of the running trial met: no two trials meet in the same place."""
         self._speaking = threading.Lock()
@@ -54,6 +58,11 @@ class TrialActor:
         from autofit.trial.machine.detection import detect
         from autofit.trial.process.runner import TrialRunner
 
+        if self._version != __version__:
+            raise EnvironmentLacks(
+                f"autofit {__version__} is installed there, and {self._version} drives the search",
+                remedy="use one image on all nodes, and for the driver",
+            )
         hardware, stack = detect(self._device)
         self._kind, self._devices = hardware.kind, device_lock.names(hardware.kind)
         # What an emulated device takes is of no device; and the runner's imports would be measured, too.

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+from autofit import __version__
 from autofit.workers.cluster.demand import Demand
 from autofit.workers.slots.slot import Slot, State
 from autofit.workers.slots.trial_actor import TrialActor
@@ -91,7 +92,7 @@ class WorkerStarter:
             scheduling_strategy=place(slot.placement, placement_group_bundle_index=rank),
             **named,
         )
-        return worker.remote(self.device, self.driver, threads)
+        return worker.remote(self.device, self.driver, threads, __version__)
 
 
 def _without_zeros(demand: Demand) -> dict[str, float]:

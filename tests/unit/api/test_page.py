@@ -364,3 +364,10 @@ def test_one_stays_on_this_server(client: TestClient, away: str) -> None:
 def test_another_sites_form_logs_nobody_in(client: TestClient) -> None:
     answer = client.post("/login", data={"token": TOKEN}, headers={"Sec-Fetch-Site": "cross-site"})
     assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
+
+
+def test_times_of_an_emulated_card_are_said_to_be_a_virtual_clocks(client: TestClient, store: Store) -> None:
+    emulated = make_job(hardware=replace(HARDWARE, name="emulated-h100-80g"))
+    kept = store.add(make_trial({"method": "full"}, fits(30, 99), job=emulated))
+    for path, said in ((f"/point/{kept.trial_id}", True), (f"/hardware?{QUERY}", True), ("/point/5", False)):
+        assert ("virtual clock" in client.get(path).text) is said, path

@@ -13,7 +13,16 @@ from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text, trial_text
 from autofit.cli.text.phrases import EMULATED, padding_text, step_text
-from autofit.cli.text.predicted import CLOSE, change_text, estimate_text, fit_text, memory_text, short_text, speed_text
+from autofit.cli.text.predicted import (
+    CLOSE,
+    advice_text,
+    change_text,
+    estimate_text,
+    fit_text,
+    memory_text,
+    short_text,
+    speed_text,
+)
 from autofit.core.frontier import Frontier, Point
 from autofit.core.outcome import Fits
 from autofit.core.units import GIB
@@ -192,7 +201,7 @@ def test_a_host_that_is_too_small_is_said_first(limit: int, words: str) -> None:
 
 def test_where_the_lightest_config_lacks_host_memory_no_card_is_named() -> None:
     light = replace(ESTIMATE, host_bytes=12 * GIB, host_memory_bytes=8 * GIB)
-    text = estimate_text(replace(light, lightest=Lightest(estimate=light, card="h100-80g")))
+    text = advice_text(replace(light, lightest=Lightest(estimate=light, card="h100-80g")))
     assert "the lightest config needs 12.00 GiB of host memory, and the machine has 8.00 GiB" in text
     assert "h100-80g has" not in text
 

@@ -17,7 +17,7 @@ from autofit.catalog.models import Model, load
 from autofit.core.device.hardware import Hardware
 from autofit.core.units import format_bytes
 from autofit.core.workload import Workload
-from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, assumptions
+from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, SEEN_CONTEXT_BYTES, assumptions
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimator import Estimator
 from autofit.operations.recording.table_file import read_table
@@ -75,8 +75,16 @@ def test_a_processors_memory_with_offload_is_said_to_be_off_by_what_was_recorded
 
 
 def test_every_estimate_for_a_gpu_says_that_its_context_is_a_guess() -> None:
+    other = replace(CUDA_HARDWARE, name="a100-80g", capability="8.0")
+    emulated = replace(CUDA_HARDWARE, name="emulated-h100-80g")
+    for hardware, size in (
+        (CUDA_HARDWARE, SEEN_CONTEXT_BYTES["9.0"]),
+        (other, CONTEXT_BYTES),
+        (emulated, CONTEXT_BYTES),
+    ):
+        (sentence,) = (s for s in assumed_of("method=full,attention=eager", hardware) if "context" in s)
+        assert format_bytes(size) in sentence
     (sentence,) = (s for s in assumed_of("method=full,attention=eager", CUDA_HARDWARE) if "context" in s)
-    assert format_bytes(CONTEXT_BYTES) in sentence
     workload = Workload(model=LLAMA.name, model_digest=LLAMA.digest, seq_len=16, global_batch=4)
     alone = Job(model=LLAMA, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
     by_formula = bounded(complete(parse("method=full")), alone, memory_limit_bytes=1, reason="a test")

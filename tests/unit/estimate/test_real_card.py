@@ -16,7 +16,7 @@ import pytest
 from autofit.catalog.models import load
 from autofit.core.outcome import Trial
 from autofit.core.units import MIB
-from autofit.estimate.assumptions import COMPILE_ERROR, CONTEXT_BYTES
+from autofit.estimate.assumptions import COMPILE_ERROR, SEEN_CONTEXT_BYTES
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.deviation import ONE_CARD
@@ -77,7 +77,7 @@ def test_memory_is_what_the_card_showed(
 def test_before_any_trial_memory_is_as_sure_as_is_said(compared: Any) -> None:
     """With the context that is assumed where no probe has shown it."""
     rows = [row for table, *_ in TABLES for row in compared(table)]
-    predicted = [row.estimate.peak_reserved_bytes + CONTEXT_BYTES for row in rows]
+    predicted = [row.estimate.peak_reserved_bytes + SEEN_CONTEXT_BYTES["9.0"] for row in rows]
     errors = [abs(math.log(row.measured.device_bytes / size)) for row, size in zip(rows, predicted, strict=True)]
     assert len(errors) >= 30
     assert max(errors) <= 2 * ONE_CARD

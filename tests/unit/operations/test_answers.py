@@ -21,6 +21,7 @@ from unit.operations.made_trials import (
 )
 
 from autofit import operations
+from autofit.api.routes.query import named_hardware
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured, UsageError
 from autofit.core.units import GIB
@@ -253,6 +254,16 @@ def test_an_emulated_card_and_the_real_one_answer_each_for_itself(filled: Store)
     for hardware, speed in ((HARDWARE, 4000.0), (emulated, 99_000.0)):
         answer = operations.recommend(OPTIONS, hardware=hardware.name, store=filled)
         assert (answer.hardware.name, answer.point.measurement.tokens_per_second) == (hardware.name, speed)
+
+
+def test_an_emulated_card_never_answers_where_no_card_is_named(store: Store) -> None:
+    emulated = replace(HARDWARE, name=f"emulated-{HARDWARE.name}")
+    add(store, {"method": "full"}, fits(1, 99_000), emulated)
+    assert find_hardware("auto", store).kind == "cpu", "this machine's own"
+    with pytest.raises(UsageError, match=f"name the hardware: {emulated.name}"):
+        named_hardware("auto", store)
+    add(store, {"method": "full"}, fits(1, 900), A100)
+    assert find_hardware("auto", store) == A100
 
 
 def test_part_of_a_name_means_what_was_measured(filled: Store) -> None:

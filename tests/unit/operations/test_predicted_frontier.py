@@ -116,7 +116,7 @@ def test_how_far_predicted_memory_may_be_off_is_said_to_be_unknown(found: Predic
         assert point.memory_deviation is not None and point.memory_deviation.compared_on == 0
         assert point.certainty == "sure"
     text = predicted_frontier_text(found)
-    assert "memory: give or take 12% (no full trial on h100-80g yet)" in text
+    assert "memory: give or take 5% (no full trial on h100-80g yet)" in text
     tight = replace(found, points=tuple(replace(p, memory_limit_bytes=p.device_bytes) for p in found.points))
     assert predicted_frontier_text(tight).count(" (may fit)") == len(found.points)
 

@@ -18,6 +18,7 @@ from unit.workers.test_ray_pool import actor_processes, completed
 
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.probe import COLLECTIVES
+from autofit.core.errors import EnvironmentLacks
 from autofit.core.outcome import Crashed, Fits, TimedOut
 from autofit.core.units import GIB
 from autofit.techniques import complete
@@ -173,6 +174,12 @@ def test_devices_are_held_while_ranks_measure_what_goes_between_them(monkeypatch
     assert all(isinstance(answer, dict) and answer.keys() == set(COLLECTIVES) for answer in answers), answers
     with held(["cpu"], most_seconds=0.0):
         pass
+
+
+def test_a_worker_with_another_autofit_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with pytest.raises(EnvironmentLacks, match="and another drives the search"):
+        TrialActor("cpu", version="another").site(starts=False)
 
 
 @pytest.mark.parametrize(("rank", "share"), [(0, 16), (1, 5), (2, 5), (3, 5)])
