@@ -101,5 +101,10 @@ def read_text(path: Path) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")  # a progress bar begins its line anew
 
 
-NEXT = "Add --config with your trainer's own file for where the bytes are, and what to change."
+NEXT = """
+What helps, and trains the same: a smaller per_device_train_batch_size with more gradient_accumulation_steps,
+gradient_checkpointing, use_liger_kernel. What changes the training: optim=adamw_bnb_8bit, LoRA, QLoRA.
+
+How much each saves: add --config with your trainer's own file. If all is in a script, describe it:
+  autofit estimate --model MODEL --hardware CARD --config method=lora,micro_batch=8"""
 """Said where there is an error's text and nothing else."""
