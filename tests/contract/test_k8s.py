@@ -41,7 +41,7 @@ VARIANTS = ("base", "service", *sorted(f"overlays/{folder.name}" for folder in (
 SEARCHES = {"base": "autofit-search", "overlays/h100": "autofit-search", "overlays/cpu-smoke": "autofit-smoke"}
 OFFLOADING = ("base", "service", "overlays/h100")
 """Those whose searches may offload."""
-COMPONENTS = ("backup", "kueue")
+COMPONENTS = ("backup", "eight-gpus", "kueue")
 
 Object = dict[str, Any]
 
@@ -419,6 +419,14 @@ def test_a_runner_that_ends_is_started_again() -> None:
     assert again == {"runner"} and [c["name"] for c in head["containers"]] == ["ray-head"]
 
 
+def times(count: int, amount: str | int) -> str | int:
+    """So many times an amount as Kubernetes writes it."""
+    if isinstance(amount, int):
+        return count * amount
+    digits = amount.rstrip("Gi")
+    return f"{count * int(digits)}{amount.removeprefix(digits)}"
+
+
 @functools.cache
 def with_component(component: str) -> tuple[Object, ...]:
     """What is applied by an overlay that adds the component to that of the H100."""
@@ -438,6 +446,18 @@ def test_components_render(component: str) -> None:
         (queue,) = of_kind(made, "LocalQueue")
         assert ray_job(made)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue["metadata"]["name"]
         assert {queue["spec"]["clusterQueue"]} == {q["metadata"]["name"] for q in of_kind(made, "ClusterQueue")}
+        return
+    if component == "eight-gpus":
+        (group,) = ray_job(made)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+        pod, one = group["template"]["spec"], templates(render("overlays/h100"))["ray-worker"]["spec"]
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        for containers in ("containers", "initContainers"):
+            (worker,), (alone,) = pod[containers], one[containers]
+            for kind in ("requests", "limits"):
+                asked = {name: times(8, amount) for name, amount in alone["resources"][kind].items()}
+                assert worker["resources"][kind] == asked
+        (shared,) = (v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm")
+        assert shared == {"medium": "Memory", "sizeLimit": "64Gi"}
         return
     (job,) = of_kind(made, "CronJob")
     pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]

@@ -138,7 +138,9 @@ def check_capacity(wanted: DeviceRequest, nodes: Collection[Node], workers: int 
     """Raise `EnvironmentLacks` if these nodes could not run `workers` trials at a time, however free they were."""
     suitable = wanted.suitable(nodes)
     if not suitable:
-        raise EnvironmentLacks(f"Ray has no {wanted}", remedy="check `ray status`, and --hardware")
+        has = {name for node in nodes if node.gpus for name in ({node.hardware} if node.hardware else node.types)}
+        others = f": it has {', '.join(sorted(has))}" if has else ""
+        raise EnvironmentLacks(f"Ray has no {wanted}{others}", remedy="check `ray status`, and --hardware")
     gpus, cores = sum(int(node.gpus) for node in suitable), int(max(node.cpus for node in suitable))
     most = gpus if wanted.uses_gpus else cores
     if wanted.ranks > most:
