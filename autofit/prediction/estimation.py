@@ -95,8 +95,8 @@ class Estimation:
         Predicts configs near it; `report` is called with how many so far. `expressible` says what the user can write.
         """
         started = time.monotonic()
-        estimate = of or self.estimate()
         with self._cached_estimator() as estimator:
+            estimate = of or estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
             estimate = advised(estimate, estimator, report, expressible or Expressible())
         return replace(estimate, seconds_to_estimate=time.monotonic() - started)
 

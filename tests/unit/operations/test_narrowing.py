@@ -287,8 +287,8 @@ def test_the_default_space_is_large_on_every_kind_of_card(hardware: Hardware) ->
 
 
 def test_rules_judge_the_rank_that_is_run() -> None:
-    """qlora pages optimizer states from rank 64 on, whichever ranks are listed."""
+    """qlora has 8-bit optimizer states from rank 64 on, whichever ranks are listed."""
     assert {c["optimizer"] for c in narrowed("qlora", min_rank=8).lattice.configs} == {"adamw"}
     raised = narrowed("qlora", min_rank=64).lattice.configs
     assert {c["rank"] for c in raised} == {64}
-    assert {c["optimizer"] for c in raised} == {"adamw", "paged-adamw-8bit"}
+    assert {c["optimizer"] for c in raised} == {"adamw", "adamw-8bit"}
