@@ -96,6 +96,14 @@ def _attention(value: Value, task: Task) -> Settings:
     return merge(implementation, settings(imports=_imports_of(function), code={"attention": code}))
 
 
+def _mlp(value: Value, task: Task) -> Settings:
+    if value != "tiled":
+        return settings()
+    tiles = excerpt("autofit.techniques.tiled_mlp", "tile_mlps")
+    call = "tile_mlps([layer.mlp for layer in model.model.layers], SEQ_LEN, model.config.hidden_size)"
+    return settings(imports=_imports_of(tiles), code={"tiles": tiles.code}, load={call: None})
+
+
 def _loss(value: Value, task: Task) -> Settings:
     if value != "chunked":
         return ta.liger(value, task)
@@ -160,6 +168,7 @@ TABLE: Mapping[str, Emit] = {
     "optimizer": ta.optimizer,
     "attention": _attention,
     "kernels": ta.liger,
+    "mlp": _mlp,
     "loss": _loss,
     "compile": _compilation,
     "offload": ta.offload,
