@@ -100,7 +100,7 @@ def only_slower(config: Config) -> tuple[Config, ...]:
         config.replace(**{axis.name: slower})
         for axis in AXES
         for slower, faster in sorted(axis.slower, key=str)
-        if faster == config.get(axis.name)
+        if faster == axis.of(config)
     )
 
 

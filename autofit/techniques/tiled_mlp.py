@@ -10,20 +10,16 @@ from typing import Any
 
 import torch
 
-from autofit.techniques.axes.mlp import tile_count
 
-
-def tile_mlps(mlps: Iterable[Any], seq_len: int, hidden_size: int) -> None:
-    """Have `mlps`, which map [..., seq_len, hidden_size] token by token, compute one tile of the sequence after the
-    other."""
-    tile = math.ceil(seq_len / tile_count(seq_len, hidden_size))
+def tile_mlps(mlps: Iterable[Any], seq_len: int, tile: int) -> None:
+    """Have `mlps`, which map [..., seq_len, width] token by token, compute `tile` tokens of a sequence at once."""
     for mlp in mlps:
         # What a module calls in place of `forward` and its hooks, so that Liger may replace `forward` later.
         mlp._compiled_call_impl = partial(in_tiles, mlp, seq_len, tile)
 
 
 def in_tiles(mlp: Any, seq_len: int, tile: int, hidden: torch.Tensor) -> torch.Tensor:
-    """What `mlp` makes of `hidden` [..., hidden_size], in tiles of as many tokens for each `seq_len`. For gradients in
+    """What `mlp` makes of `hidden` [..., hidden_size], `tile` tokens of each `seq_len` at once. For gradients in
     evaluation mode, where nothing is checkpointed either, and where `hidden` needs none, it is computed as a whole."""
     if torch.is_grad_enabled() and not (mlp.training and hidden.requires_grad):
         return mlp.forward(hidden)  # type: ignore[no-any-return]

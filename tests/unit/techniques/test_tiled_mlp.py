@@ -10,7 +10,7 @@ import torch
 from autofit.catalog.models import Model
 from autofit.core.lattice import Value
 from autofit.techniques.axes.kernels import MODEL_TYPES
-from autofit.techniques.tiled_mlp import tile_count
+from autofit.techniques.axes.mlp import tile_count
 from autofit.training.decoder import decoder_layers
 from autofit.training.step import TrainingStep
 from tests.tiny import (
