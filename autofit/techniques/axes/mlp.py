@@ -58,7 +58,7 @@ class Mlp(Technique):
         slower=chain("tiled", "whole"),
         does="How much of a sequence the MLP of each decoder layer computes at once.",
         meanings={
-            "tiled": "at most as many tokens as the model is wide; not with compile=true or selective",
+            "tiled": "at most as many tokens as the model is wide; not with compile=true or checkpointing=selective",
             "whole": "all of it",
         },
         where="one device, dense Gemma 2 and 3, Llama, Mistral, Phi 3 and 4, Qwen 2, 2.5 and 3, SmolLM 1 and 2",
