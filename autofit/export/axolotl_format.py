@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from autofit.catalog.models import shape
 from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
@@ -28,6 +29,7 @@ from autofit.export.document import (
     yaml_file,
 )
 from autofit.techniques.axes.kernels import by_liger
+from autofit.techniques.axes.mlp import tile_count
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.habits.known_trainers import AXOLOTL
 from autofit.techniques.selective import keeps_results
@@ -141,6 +143,19 @@ def _liger(value: Value, task: Task) -> Settings:
     return settings(training={"plugins": plugin, **{f"liger_{name}": on for name, on in switches.items()}})
 
 
+def _mlp(value: Value, task: Task) -> Settings:
+    """As many tiles as were measured, by axolotl's own code (monkeypatch/tiled_mlp)."""
+    if value != "tiled":
+        return settings()
+    difference = "axolotl computes the tiles of a checkpointed layer once more than trials do"
+    note: str = Near(f"mlp=tiled: {difference}")
+    if task.config["method"] == "full":
+        note = NeedsMore(f"mlp=tiled: {difference}, and keeps a further copy of an MLP's gradients")
+    tiles = tile_count(task.workload.seq_len, shape(task.model()).hidden_size)
+    keys = {"tiled_mlp": True, "tiled_mlp_num_shards": tiles, "tiled_mlp_use_original_mlp": True}
+    return settings(note, training=keys)
+
+
 def _sharding(value: Value, task: Task) -> Settings:
     if distributed.by_deepspeed(task):
         library = distributed.deepspeed_config(task, filled=ta.FILLED)
@@ -178,6 +193,7 @@ TABLE: Mapping[str, Emit] = {
     "optimizer": _optimizer,
     "attention": partial(ta.attention, trainer="axolotl"),
     "kernels": _liger,
+    "mlp": _mlp,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,
@@ -213,7 +229,7 @@ def export_axolotl(task: Recommended) -> Export:
         collect(TABLE, task),
     )
     needs = [f"axolotl >= {AXOLOTL.release}"]
-    if distributed.by_deepspeed(task):
+    if distributed.by_deepspeed(task) or task.config.get("mlp") == "tiled":
         needs.append("deepspeed")
     if task.config.get("attention") == "flash":
         needs.append("flash-attn")

@@ -7,6 +7,7 @@ transformers' Seq2SeqTrainingArguments), model/adapter.py and model/model_utils,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from autofit.core.lattice import Value
 from autofit.export import distributed
@@ -156,6 +157,7 @@ TABLE: Mapping[str, Emit] = {
     "optimizer": ta.optimizer,
     "attention": _attention,
     "kernels": _liger,
+    "mlp": partial(ta.mlp, trainer="LLaMA-Factory"),
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

@@ -150,6 +150,12 @@ def liger(value: Value, task: Task, *, without_loss: bool = False) -> Settings:
     return settings(training={"use_liger_kernel": layers or loss, **chosen})
 
 
+def mlp(value: Value, task: Task, *, trainer: str) -> Settings:
+    """No settings; a note where `trainer` has no tiles."""
+    difference = f"{trainer} computes MLPs as a whole: more memory than was measured"
+    return settings(*([NeedsMore(f"mlp=tiled: {difference}")] if value == "tiled" else []))
+
+
 def optimizer(value: Value, task: Task) -> Settings:
     """The argument `optim`, and the weight decay of trials."""
     notes = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autofit.catalog.models import shape
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import FIRST_GPU, by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
@@ -13,6 +14,7 @@ from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.techniques.adapters import alpha
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.batching import packs
+from autofit.techniques.axes.mlp import tile_tokens
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits import habits
 from autofit.techniques.habits.habit import InputGradients, UpcastBeside4Bit
@@ -96,6 +98,15 @@ def _attention(value: Value, task: Task) -> Settings:
     return merge(implementation, settings(imports=_imports_of(function), code={"attention": code}))
 
 
+def _mlp(value: Value, task: Task) -> Settings:
+    if value != "tiled":
+        return settings()
+    tiles = excerpt("autofit.techniques.tiled_mlp", "tile_mlps")
+    tile = tile_tokens(task.workload.seq_len, shape(task.model()).hidden_size)
+    call = f"tile_mlps([layer.mlp for layer in model.model.layers], SEQ_LEN, {tile})"
+    return settings(imports=_imports_of(tiles), code={"tiles": tiles.code}, load={call: None})
+
+
 def _loss(value: Value, task: Task) -> Settings:
     if value != "chunked":
         return ta.liger(value, task)
@@ -160,6 +171,7 @@ TABLE: Mapping[str, Emit] = {
     "optimizer": ta.optimizer,
     "attention": _attention,
     "kernels": ta.liger,
+    "mlp": _mlp,
     "loss": _loss,
     "compile": _compilation,
     "offload": ta.offload,

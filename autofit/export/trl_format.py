@@ -125,6 +125,7 @@ TABLE: Mapping[str, Emit] = {
     "optimizer": ta.optimizer,
     "attention": _attention,
     "kernels": _liger,
+    "mlp": partial(ta.mlp, trainer="trl"),
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

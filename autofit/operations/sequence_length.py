@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autofit.catalog.models import load, positions
+from autofit.catalog.models import load, positions, shape
 from autofit.core.lattice import Config
 from autofit.estimate.estimate import Estimate
 from autofit.planning.requests import WorkloadOptions
@@ -57,7 +57,9 @@ def longest_sequence(
     most = positions(load(options.model)) or 2**20  # longer ones are not tried where no position is the last
     if options.lengths is not None:
         most = min(most, options.lengths.longest)
-    short, long = min(STEP, most), most
+    # A sequence that is no longer than the model is wide has no tiles.
+    without_tiles = shape(load(options.model)).hidden_size if config.get("mlp") == "tiled" else 0
+    short, long = min(without_tiles // STEP * STEP + STEP, most), most
     if not estimate_at(short).likely_fits or long == short or estimate_at(long).likely_fits:
         seq_len = long if long in estimates and estimates[long].likely_fits else short
         return Longest(seq_len=seq_len, estimate=estimates[seq_len], most=most)

@@ -21,6 +21,7 @@ from autofit.techniques.axes.kernels import Kernels
 from autofit.techniques.axes.loss import Loss
 from autofit.techniques.axes.method import Method, Rank, Targets
 from autofit.techniques.axes.micro_batch import MicroBatch
+from autofit.techniques.axes.mlp import Mlp
 from autofit.techniques.axes.optimizer import Optimizer
 from autofit.techniques.axes.precision import Precision, mixed_precision
 from autofit.techniques.axes.sharding import Offload, Sharding, needs_process_group
@@ -40,6 +41,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Optimizer(),
     Attention(),
     Kernels(),
+    Mlp(),
     Loss(),
     Compilation(),
     Offload(),
@@ -98,7 +100,7 @@ def only_slower(config: Config) -> tuple[Config, ...]:
         config.replace(**{axis.name: slower})
         for axis in AXES
         for slower, faster in sorted(axis.slower, key=str)
-        if faster == config.get(axis.name)
+        if faster == axis.of(config)
     )
 
 

@@ -77,6 +77,7 @@ TRAINER_NAMES = (
     ),
     TrainerName(_LIGER, "loss", {"true": "fused", "liger": "fused", "false": "full"}),
     TrainerName(_LIGER, "kernels", {"true": "liger", "false": "torch"}),
+    TrainerName(("tiled_mlp",), "mlp", {"true": "tiled", "false": "whole"}),
     TrainerName(("train_sampling_strategy",), "batching", {"group_by_length": "grouped", "random": "padded"}),
     TrainerName(("group_by_length",), "batching", {"true": "grouped", "false": "padded"}),
     TrainerName(("packing", "sample_packing"), "batching", {"true": "packed", "false": "padded"}),

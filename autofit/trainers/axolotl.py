@@ -24,6 +24,7 @@ OLD_FLAGS: Mapping[str, str] = {
 """What each flag of earlier versions means in `attn_implementation` (enums.py, LEGACY_ATTN_FLAG_TO_IMPL)."""
 _PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab", "kernels", "spectrum", "kd", "diffusion", "mora")
 """Plugins whose own keys say what they do."""
+_TILE_TOKENS = 32_768
 
 
 def read(keys: Keys, where: Where) -> Run:
@@ -53,6 +54,7 @@ def read(keys: Keys, where: Where) -> Run:
                 "attention": args.attention(keys, "attn_implementation", _attention(keys)),
                 "loss": _loss(keys),
                 "kernels": _kernels(keys),
+                "mlp": _mlp(keys),
                 "compile": keys.flag("torch_compile"),
                 **sharded.axes,
             }
@@ -186,3 +188,13 @@ def _kernels(keys: Keys) -> str:
     for name in chosen:
         keys.count_not(name, "less", "a Liger kernel without the others")
     return "torch"
+
+
+def _mlp(keys: Keys) -> str:
+    """A tile has 32,768 tokens unless the file says how many there are (monkeypatch/tiled_mlp/patch.py)."""
+    if not keys.flag("tiled_mlp"):
+        return "whole"
+    if keys.value("tiled_mlp_num_shards") is None and keys.count("sequence_len", 512) <= _TILE_TOKENS:
+        keys.note(f"tiled_mlp: one tile has {_TILE_TOKENS:,} tokens, so here is only one: set tiled_mlp_num_shards")
+        return "whole"
+    return "tiled"

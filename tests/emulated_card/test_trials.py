@@ -84,6 +84,22 @@ def test_no_scores_of_repeated_keys_are_kept(
     assert said["sdpa"].peak_allocated_bytes > 1.1 * measured
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_mlps_in_tiles_take_what_is_predicted(home: Path, tmp_path: Path, method: str) -> None:
+    """Three tiles of a model that is 576 wide, the last with fewer tokens."""
+    values = {"method": method, "precision": "bf16-mixed", "loss": "chunked", "kernels": "liger", "mlp": "tiled"}
+    written = ",".join(f"{axis}={value}" for axis, value in values.items())
+    with Machine(home, "a10g") as machine:
+        asked = ("trial", *JOB[:2], "--seq-len", "1600", *JOB[4:], "--config", written, "--json")
+        done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)["measurement"]["peak_allocated_bytes"]
+    job = {"seq_len": 1600, "global_batch": 2, "hardware": "a10g", "advice": False}
+    tiled, whole = (estimate("smollm2-135m", values | {"mlp": mlp}, **job) for mlp in ("tiled", "whole"))
+    assert abs(tiled.peak_allocated_bytes / measured - 1.0) < 0.001
+    assert whole.peak_allocated_bytes > 1.1 * measured
+
+
 TOLD = """
 from transformers import masking_utils
 masking_utils.is_tracing = lambda tensor=None: True

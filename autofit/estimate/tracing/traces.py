@@ -123,7 +123,7 @@ class Traces:
         if sequences is None:
             return None
         config, job = alone(config, library), self._job(library)
-        axes = ("method", "precision", "attention", "kernels", "compile", "loss", "targets", *_row_axes(config))
+        axes = ("method", "precision", "attention", "kernels", "mlp", "compile", "loss", "targets", *_row_axes(config))
         masked = masks_padding(config, self.job)
         key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences, masked
         traced = partial(self._trace_evaluation, job=job, sequences=sequences, masked=masked)

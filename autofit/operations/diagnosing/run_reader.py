@@ -13,6 +13,7 @@ from autofit.operations.diagnosing.diagnosis import DiagnosisRequest
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.helpful_changes import changed
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
+from autofit.techniques.axes.mlp import tile_count, why_whole
 from autofit.techniques.habits import TRAINERS
 from autofit.trainers.run import NotCounted, Run, Where
 from autofit.trainers.trainer import TrainerFiles
@@ -47,6 +48,8 @@ class RunReader:
             key = next(key for key in values if "liger" in key)
             not_counted = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
             run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, not_counted))
+        if run.config.get("mlp") == "tiled" and model is not None:
+            run = self._with_known_tiles(run, model, values.get("tiled_mlp_num_shards"))
         if not self.request.also:
             return run
         if run.narrower is not None and self.request.also.get("precision") == "bf16":
@@ -90,10 +93,28 @@ class RunReader:
             return False
         return model is None or model.config["model_type"] in MODEL_TYPES
 
+    def _with_known_tiles(self, run: Run, model: Model, tiles: object) -> Run:
+        """The run with MLPs as a whole where trials cannot tile them; what it says of other tiles than theirs."""
+        seq_len = self._seq_len(run)
+        if seq_len is None:
+            return run
+        config, counted = run.config, tile_count(seq_len, shape(model).hidden_size)
+        if why_whole(config, model, seq_len=seq_len, lora_dropout=run.lora_dropout):
+            config = config.without("mlp")
+            not_counted = NotCounted(key="tiled_mlp", effect="less", because="tiles of MLPs that trials do not have")
+        elif tiles == counted:
+            return run
+        else:
+            not_counted = NotCounted(key="tiled_mlp", effect="unknown", because=f"{counted} tiles are counted")
+        return replace(run, config=config, not_counted=(*run.not_counted, not_counted))
+
+    def _seq_len(self, run: Run) -> int | None:
+        """Tokens of the longest sequence; None where neither the file nor the user says."""
+        return run.seq_len if self.request.seq_len is None else self.request.seq_len
+
     def options(self, run: Run) -> WorkloadOptions:
         """The workload of a run. Raises `UsageError` for a model that is not found."""
-        request, source = self.request, self._source(run)
-        seq_len = run.seq_len if request.seq_len is None else request.seq_len
+        source, seq_len = self._source(run), self._seq_len(run)
         assert source is not None and seq_len is not None  # `diagnose` has asked for what is missing
         try:
             load(source)

@@ -37,6 +37,7 @@ PRIOR_TIME: dict[tuple[str, Value], float] = {
     ("method", "qlora"): 0.20,
     ("attention", "eager"): 0.20,
     ("kernels", "liger"): -0.08,
+    ("mlp", "tiled"): 0.05,
     ("compile", True): -0.15,
 }
 """Log of relative step time; an axis value that is not listed is expected to change nothing. It only steers."""
@@ -54,6 +55,7 @@ PRIOR_ACTIVATIONS: dict[tuple[str, Value], float] = {
     ("loss", "fused"): -0.35,
     ("attention", "eager"): 0.5,
     ("kernels", "liger"): -0.2,
+    ("mlp", "tiled"): -0.3,
 }
 """Log of relative memory beyond weights, gradients and states."""
 PRIOR_SETUP: dict[tuple[str, Value], float] = {("compile", True): 1.2}

@@ -107,15 +107,17 @@ def test_the_answer_and_the_chart_say_that_evaluation_sets_the_peak() -> None:
     assert drawn.peak_phase == EVALUATION and [phase for phase, _, _ in drawn.phases] == [EVALUATION]
 
 
-def test_what_was_traced_with_ligers_kernels_is_not_taken_for_torchs(tmp_path: Path) -> None:
-    text, cache, of = "method=lora,precision=bf16,loss=fused,micro_batch=1", TraceCache(tmp_path), job(64)
-    liger, after_it, fresh = (
+@pytest.mark.parametrize("other", ["kernels=liger", "mlp=tiled"])
+def test_what_was_traced_of_other_layers_is_not_taken_for_theirs(tmp_path: Path, other: str) -> None:
+    text, cache, of = "method=lora,precision=bf16,loss=fused,micro_batch=1", TraceCache(tmp_path), job(4)
+    of = replace(of, workload=replace(of.workload, seq_len=512))
+    lighter, after_it, fresh = (
         Estimator(of, None, cache=known).estimate(complete(parse(asked)), memory_limit_bytes=80 * GIB).phase_peaks
-        for asked, known in ((f"{text},kernels=liger", cache), (text, cache), (text, None))
+        for asked, known in ((f"{text},{other}", cache), (text, cache), (text, None))
     )
     assert after_it == fresh
-    assert fresh[EVALUATION] != liger[EVALUATION]
-    assert fresh["backward"] > liger["backward"]
+    assert fresh[EVALUATION] != lighter[EVALUATION]
+    assert fresh["backward"] > lighter["backward"]
 
 
 def test_what_was_traced_of_full_sequences_is_not_taken_for_padded_ones(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
 forgetful_bitsandbytes = tiny.forgetful_bitsandbytes
 
 STEPS = 3
-SEQ_LEN = 64
+SEQ_LEN = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +109,8 @@ CONFIGS: list[dict[str, Value]] = [
     {"method": "lora", "rank": 8, "checkpointing": "save-attention", "attention": "efficient", "precision": "fp32"},
     {"method": "qlora", "rank": 8, "checkpointing": "full", "loss": "chunked", "micro_batch": 4},
     {"method": "qlora", "rank": 8, "precision": "bf16", "checkpointing": "selective", "optimizer": "adamw-8bit"},
+    {"method": "full", "precision": "fp32", "mlp": "tiled"},
+    {"method": "lora", "rank": 8, "checkpointing": "full", "mlp": "tiled"},
 ]
 
 

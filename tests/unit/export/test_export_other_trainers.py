@@ -104,6 +104,12 @@ def test_axolotl_says_what_the_config_says(some: list[Recommendation]) -> None:
         assert [key for key, value in switches.items() if value] == layers + loss
 
 
+def test_axolotl_has_as_many_tiles_as_were_measured() -> None:
+    result = document(make_recommendation(make_config(mlp="tiled", checkpointing="full"), seq_len=32_768), "axolotl")
+    tiles = {key: value for key, value in result.items() if key.startswith("tiled_mlp")}
+    assert tiles == {"tiled_mlp": True, "tiled_mlp_num_shards": 8, "tiled_mlp_use_original_mlp": True}
+
+
 def test_llamafactory_says_what_the_config_says(some: list[Recommendation]) -> None:
     for recommendation in some:
         config, result = recommendation.point.config, document(recommendation, "llamafactory")
@@ -134,6 +140,7 @@ NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
         ({"attention": "flash", "precision": "fp32", "checkpointing": "selective"}, {"checkpointing=selective"}),
         ({"attention": "flash", "precision": "fp32", "checkpointing": "save-attention"}, set()),
         ({"attention": "efficient", "precision": "fp32"}, {"attention=efficient"}),
+        ({"attention": "flash", "precision": "fp32", "mlp": "tiled"}, {"mlp=tiled"}),
         (
             {"attention": "flash", "precision": "fp32", "sharding": "fsdp", "optimizer": "adamw-8bit"},
             {"optimizer=adamw-8bit", "sharding=fsdp"},
@@ -149,6 +156,7 @@ NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
         ({"checkpointing": "every-4"}, {"checkpointing=every-4"}),
         ({"checkpointing": "save-attention"}, {"checkpointing=save-attention"}),
         ({"attention": "efficient", "precision": "fp32"}, {"attention=efficient"}),
+        ({"mlp": "tiled"}, {"mlp=tiled"}),
         ({"checkpointing": "budget-25"}, {"checkpointing=budget-25"}),
         ({"method": "lora", "precision": "fp32"}, {"precision=fp32"}),
         ({"method": "qlora", "precision": "bf16"}, {"precision=bf16"}),

@@ -170,6 +170,7 @@ def test_notes_name_what_differs() -> None:
     assert notes(checkpointing="selective") == ["checkpointing=selective"]
     assert notes(checkpointing="save-attention") == []
     assert notes(attention="efficient", precision="fp32") == ["attention=efficient"]
+    assert notes(mlp="tiled") == ["mlp=tiled"]
     assert notes(checkpointing="budget-50", compile=True) == ["checkpointing=budget-50", "compile=True"]
     assert notes(optimizer="lion-8bit") == []  # trials keep the states of embeddings in 32 bits as Trainer does
     assert notes(sharding="ddp", offload="params") == ["offload=params", "sharding=ddp"]

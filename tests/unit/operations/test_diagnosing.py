@@ -105,6 +105,25 @@ def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(
     assert [part.key for part in unknown.not_counted] == [text.split("\n")[-2].partition(":")[0]]
 
 
+@pytest.mark.parametrize(
+    ("model", "tiles", "mlp", "said"),
+    [
+        ("smollm2-135m", 4, "tiled", ()),
+        ("smollm2-135m", 2, "tiled", ("4 tiles are counted",)),
+        ("pythia-160m", 4, None, ("tiles of MLPs that trials do not have",)),
+    ],
+)
+def test_tiles_of_mlps_are_counted_as_trials_have_them(
+    tmp_path: Path, model: str, tiles: int, mlp: str | None, said: tuple[str, ...]
+) -> None:
+    file = tmp_path / "config.yml"
+    file.write_text(f"base_model: x\nsequence_len: 2048\ntiled_mlp: true\ntiled_mlp_num_shards: {tiles}\n")
+    reader = reader_of("axolotl", file, DiagnosisRequest(hardware="b200", model=model))
+    run = Case(SourceFile.read(file), reader).run
+    assert run.config.get("mlp") == mlp
+    assert tuple(part.because for part in run.not_counted if part.key == "tiled_mlp") == said
+
+
 def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, tmp_path: Path) -> None:
     if shutil.which("patch") is None:
         pytest.skip("patch is not installed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from unit.operations.made_trials import OPTIONS
 
 from autofit.cli.text.predicted import longest_text
@@ -39,8 +40,10 @@ def test_no_longer_than_the_models_positions_or_the_users_data() -> None:
     assert (of_data.seq_len, of_data.most) == (1000, 1000)
 
 
-def test_where_nothing_fits_the_shortest_is_shown() -> None:
-    config = complete({"method": "full", "micro_batch": 1})
+@pytest.mark.parametrize(("mlp", "shortest"), [("whole", STEP), ("tiled", 5 * STEP)])
+def test_where_nothing_fits_the_shortest_is_shown(mlp: str, shortest: int) -> None:
+    """With MLPs in tiles, the shortest that has two: the model is 576 wide."""
+    config = complete({"method": "full", "micro_batch": 1, "mlp": mlp})
     result = longest_sequence(OPTIONS, config, memory_limit_bytes=GIB, hardware=L4)
-    assert (result.seq_len, result.estimate.likely_fits, result.to_json()["seq_len"]) == (STEP, False, None)
-    assert longest_text(result).startswith(f"not even sequences of {STEP} tokens are sure to fit l4")
+    assert (result.seq_len, result.estimate.likely_fits, result.to_json()["seq_len"]) == (shortest, False, None)
+    assert longest_text(result).startswith(f"not even sequences of {shortest} tokens are sure to fit l4")

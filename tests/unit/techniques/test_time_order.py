@@ -57,8 +57,9 @@ def test_what_is_claimed_to_be_slower_runs_more_operations() -> None:
 def test_a_claim_is_of_one_axis_and_none_is_made_of_compiled_configs() -> None:
     plain = complete({"micro_batch": 2, "precision": "bf16"})
     result = only_slower(plain)
-    assert {c["checkpointing"] for c in result} == {*("offload", "full", "every-2", "every-4"), *SELECTIVE}
-    assert {c.replace(checkpointing="none") for c in result} == {plain}
+    assert {c["checkpointing"] for c in result} == {*("offload", "full", "every-2", "every-4"), *SELECTIVE, "none"}
+    assert {c.replace(checkpointing="none") for c in result} == {plain, plain.replace(mlp="tiled")}
+    assert len(result) == 7
     assert only_slower(plain.replace(compile=True)) == ()
     assert {c["checkpointing"] for c in only_slower(plain.replace(checkpointing="every-2"))}.isdisjoint(SELECTIVE)
-    assert [c["checkpointing"] for c in only_slower(plain.replace(checkpointing="full"))] == ["offload"]
+    assert [c["checkpointing"] for c in only_slower(plain.replace(checkpointing="full"))] == ["offload", "full"]

@@ -114,6 +114,8 @@ def test_the_trainers_defaults_decide_and_are_said() -> None:
         ({**FACTORY, "enable_liger_kernel": True}, "kernels", "liger"),
         ({**TRL, "use_liger_kernel": True}, "kernels", "liger"),
         ({**AXOLOTL, "flash_attention": True}, "attention", "flash"),
+        ({**AXOLOTL, "tiled_mlp": True, "tiled_mlp_num_shards": 2}, "mlp", "tiled"),
+        ({**AXOLOTL, "tiled_mlp": True, "sequence_len": 65_536}, "mlp", "tiled"),
         ({**AXOLOTL, "gradient_checkpointing": "offload"}, "checkpointing", "offload"),
         ({**AXOLOTL, "fp16": True}, "precision", "fp16-mixed"),
         ({**AXOLOTL, "chunked_cross_entropy": True}, "loss", "full"),
@@ -212,6 +214,11 @@ def test_a_model_has_one_of_ligers_two_gated_layers(off: tuple[str, ...], kernel
     """Which one is not known here: where they differ, that is said."""
     run = read({**ARGUMENTS, "use_liger_kernel": True, "liger_kernel_config": dict.fromkeys(off, False)})
     assert (run.config.get("kernels"), len(run.not_counted)) == (kernels, notes)
+
+
+def test_one_tile_is_the_whole_sequence() -> None:
+    run = read({**AXOLOTL, "tiled_mlp": True, "sequence_len": 32_768})
+    assert "mlp" not in run.config and "tiled_mlp: one tile has 32,768 tokens" in run.notes[0]
 
 
 def test_a_part_of_ligers_kernels_is_said() -> None:
