@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterable
 from dataclasses import fields
 from typing import Annotated, Any
@@ -16,11 +17,13 @@ from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.routes.common import Models, OpenedStore, Strict
 from autofit.api.routes.query import GoalQuery, WorkloadBody
 from autofit.catalog import space
-from autofit.core.errors import unknown
+from autofit.core.errors import StoreError, unknown
 from autofit.core.units import LARGEST_INTEGER, as_bytes, parse_duration
 from autofit.operations import SearchRequest
 from autofit.operations.service.submission import submit
 from autofit.store import ENDINGS, Audited, Search
+
+_log = logging.getLogger(__name__)
 
 
 class AskedSearch(GoalQuery, WorkloadBody):
@@ -126,9 +129,14 @@ async def events(
 ) -> AsyncIterable[ServerSentEvent]:
     search_id, seen = search.search_id, last_event_id
     while True:
-        # The state first: the event of an ending is written with it.
-        now = await run_in_threadpool(store.search, search_id)
-        for event in await run_in_threadpool(store.queue.events, search_id, after=seen):
+        try:
+            # The state first: the event of an ending is written with it.
+            now = await run_in_threadpool(store.search, search_id)
+            happened = await run_in_threadpool(store.queue.events, search_id, after=seen)
+        except StoreError as error:  # too late for a status: whoever follows asks again for what comes after `seen`
+            _log.warning("autofit: the events of search %s break off: %s", search_id, error)
+            return
+        for event in happened:
             seen = event.seq
             yield ServerSentEvent(id=str(seen), event=event.kind, data=event.to_json())
         if now is None or now.state in ENDINGS:
