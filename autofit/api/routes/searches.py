@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable
 from dataclasses import fields
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query, Response
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
@@ -79,6 +79,7 @@ ROUTES = APIRouter(route_class=Strict)
 def start(
     body: AskedSearch,
     store: OpenedStore,
+    request: Request,
     response: Response,
     token: MayRun,
     models: Models,
@@ -89,14 +90,15 @@ def start(
     workload = body.workload(models)
     if body.space is not None and body.space not in space.names():
         raise unknown("space", body.space, space.names())
-    request = SearchRequest(
+    asked = SearchRequest(
         workload=workload,
         goal=body.goal(),
         memory_limit_bytes=as_bytes(body.memory_limit),
         time_budget_seconds=parse_duration(body.time_budget),
         **body.model_dump(include={option.name for option in fields(SearchRequest)}),
     )
-    search_id = submit(request, store, key=idempotency_key, by=token.name)
+    search_id = submit(asked, store, key=idempotency_key, by=token.name)
+    request.state.search_id = search_id
     response.headers["Location"] = f"/v1/searches/{search_id}"
     return SearchState.of(stored_search(search_id, store))
 

@@ -165,15 +165,17 @@ def test_too_many_searches_are_refused(store: Store, monkeypatch: pytest.MonkeyP
 
 
 def test_every_request_has_an_id_and_a_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    client = TestClient(create_app(store, closed=True), headers=bearing(store.access.create("ann", "read")))
+    client = TestClient(create_app(store, closed=True), headers=bearing(store.access.create("ann", "run")))
     with caplog.at_level(logging.INFO, "autofit.api.requests"):
+        started = client.post("/v1/searches", json=SEARCH).json()["search_id"]
         named = client.get("/v1/searches/none", headers={"X-Request-ID": "mine-1"})
         made = client.get("/v1/trials", headers={"X-Request-ID": "x" * 65})
     assert named.headers["x-request-id"] == "mine-1"
     assert len(made.headers["x-request-id"]) == 32
     lines = [json.loads(record.getMessage()) for record in caplog.records]
     fields = ("request_id", "path", "status", "token", "search_id")
-    assert [tuple(line[name] for name in fields) for line in lines] == [
+    assert lines[0]["search_id"] == started
+    assert [tuple(line[name] for name in fields) for line in lines[1:]] == [
         ("mine-1", "/v1/searches/none", 404, "ann", "none"),
         (made.headers["x-request-id"], "/v1/trials", 200, "ann", None),
     ]
