@@ -197,7 +197,7 @@ def test_a_search_is_started_watched_and_cancelled(browser: Any, store: Store) -
     browser.keyboard.press("Enter")
     browser.get_by_role("button", name="Start").click()
     state = browser.locator("#state")
-    playwright.expect(state).to_contain_text("waits for a runner with h100-80g")
+    playwright.expect(state).to_contain_text("waits for a free runner with h100-80g")
     store.add(store.trials()[1], lease=claimed(store))
     playwright.expect(browser.locator("#live tbody")).to_contain_text("20 GiB")
     playwright.expect(state).to_contain_text("running")

@@ -218,7 +218,7 @@ def test_what_came_closest_is_told_as_where_the_library_is_called(client: Client
     with pytest.raises(NothingFits) as searched:
         search.result()
     for raised in (asked.value, searched.value):
-        assert isinstance(raised, Shortfall) and raised.to_json() == here.value.to_json()
+        assert isinstance(raised, Shortfall) and raised.facts() == here.value.facts()
 
 
 def test_events_go_on_after_the_server_was_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.routes.common import Models, OpenedStore, Strict
-from autofit.api.routes.query import GoalQuery, WorkloadBody
+from autofit.api.routes.query import GoalQuery, MemoryLimit, WorkloadBody, understood
 from autofit.catalog import space
 from autofit.core.errors import StoreError, unknown
 from autofit.core.units import LARGEST_INTEGER, as_bytes, parse_duration
@@ -31,9 +31,9 @@ class AskedSearch(GoalQuery, WorkloadBody):
 
     space: str | None = Field(default=None, description="Name of a built-in search space")
     hardware: str = Field(default="auto", description="Name of hardware; auto: the only one that is known")
-    memory_limit: str | None = Field(default=None, description="Such as 24GiB")
+    memory_limit: MemoryLimit = Field(default=None, description="Such as 24GiB")
     max_trials: int | None = Field(default=None, ge=1)
-    time_budget: str = Field(default="10m", description="Such as 10m")
+    time_budget: Annotated[str, understood(parse_duration)] = Field(default="10m", description="Such as 10m")
     fresh: bool = Field(default=False, description="Measure again what the store knows")
     thorough: bool = Field(default=False, description="Go on to the whole frontier")
     predict: bool = Field(default=True, description="Estimate every config before the first trial")
@@ -55,7 +55,7 @@ class SearchState(BaseModel):
 
     @classmethod
     def of(cls, search: Search) -> SearchState:
-        waiting_for = f"a runner with {search.hardware_name}" if search.state == "queued" else None
+        waiting_for = f"a free runner with {search.hardware_name}" if search.state == "queued" else None
         if search.state == "running" and not search.held:
             waiting_for = "another driver: its own has gone"
         fields = {name: value for name, value in search.to_json().items() if name in cls.model_fields}

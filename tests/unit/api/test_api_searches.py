@@ -70,7 +70,7 @@ def events(client: TestClient, search_id: str, after: int | None = None) -> list
 
 def test_the_same_request_is_one_search(client: TestClient, store: Store) -> None:
     first = start(client)
-    assert (first["state"], first["waiting_for"]) == ("queued", "a runner with h100-80g")
+    assert (first["state"], first["waiting_for"]) == ("queued", "a free runner with h100-80g")
     assert start(client, hardware="H100-80G") == first
     assert start(client, seed=1)["search_id"] != first["search_id"]
     lease = claimed(store)
