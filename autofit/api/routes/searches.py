@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.routes.common import Models, OpenedStore, Strict
 from autofit.api.routes.query import GoalQuery, MemoryLimit, WorkloadBody, understood
+from autofit.api.schema.documents import EventAnswer, State
 from autofit.catalog import space
 from autofit.core.errors import StoreError, unknown
 from autofit.core.units import LARGEST_INTEGER, as_bytes, parse_duration
@@ -43,7 +44,7 @@ class SearchState(BaseModel):
     """Where a search stands."""
 
     search_id: str
-    state: str = Field(description=f"queued, running, {', '.join(ENDINGS)}")
+    state: State
     asked: dict[str, Any]
     waiting_for: str | None = Field(description="What has to come before it goes on; null while it does")
     result: dict[str, Any] | None = Field(description="What it answered, or the reason why not; null before it ends")
@@ -128,7 +129,7 @@ async def events(
     search: StoredSearch,
     store: OpenedStore,
     last_event_id: Annotated[int, Header(ge=0, lt=2**31, description="Only events after this one")] = 0,
-) -> AsyncIterable[ServerSentEvent]:
+) -> AsyncIterable[EventAnswer]:
     search_id, seen = search.search_id, last_event_id
     while True:
         try:
@@ -140,7 +141,8 @@ async def events(
             return
         for event in happened:
             seen = event.seq
-            yield ServerSentEvent(id=str(seen), event=event.kind, data=event.to_json())
+            # FastAPI describes what it is annotated with, and sends this as it is.
+            yield ServerSentEvent(id=str(seen), event=event.kind, data=event.to_json())  # type: ignore[misc]
         if now is None or now.state in ENDINGS:
             return
         await asyncio.sleep(0.5)

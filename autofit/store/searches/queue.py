@@ -56,7 +56,7 @@ class Event(Document):
     seq: int
     """1 for the first event of the search; there are no gaps."""
     kind: str
-    """A state that the search has entered, or `trial`."""
+    """A state that the search has entered, or news: `planned`, `trial`, `set_aside` (docs/reference/http.md)."""
     at: str
     """When, ISO 8601 in UTC."""
     body: Mapping[str, Any]
