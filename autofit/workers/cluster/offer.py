@@ -55,13 +55,18 @@ def _look(address: str, device: str) -> Offer:
     for node in (node for node in up if node.gpus >= 1):
         with suppress(EnvironmentLacks):
             sure.add(kind(node))
-    has_gpus, here = any(node.gpus for node in up) or bool(addable.get("GPU")), detect(device)[0]
-    is_offered = not matching_cards(here.name) and (here.kind != "cpu" or device == "cpu" or not has_gpus)
-    return Offer(
-        possible=frozenset(possible | ({here.name} if is_offered else set())),
-        cards=tuple(sorted(sure)),
-        here=here if is_offered else None,
-    )
+    here = _here(device, has_gpus=any(node.gpus for node in up) or bool(addable.get("GPU")))
+    named = set() if here is None else {here.name}
+    return Offer(possible=frozenset(possible | named), cards=tuple(sorted(sure)), here=here)
+
+
+def _here(device: str, *, has_gpus: bool) -> Hardware | None:
+    """This machine's device, where no catalog has it and trials of the cluster would use its like."""
+    with suppress(EnvironmentLacks):  # whoever asks a cluster need not be able to run trials
+        here = detect(device)[0]
+        if not matching_cards(here.name) and (here.kind != "cpu" or device == "cpu" or not has_gpus):
+            return here
+    return None
 
 
 def _may_add(card: Card, addable: Mapping[str, float]) -> bool:
