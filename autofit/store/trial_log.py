@@ -147,11 +147,12 @@ def import_rescued(store: Store) -> None:
             # Folders are shared: by other users, and by searches of other stores.
             if path.stat().st_uid != os.getuid() or store.search(path.stem.removeprefix(RESCUED)) is None:
                 continue
-            text = path.read_bytes()
-            report = import_lines(store, text.decode().splitlines())
-            if path.stat().st_size == len(text):  # else its search still adds to it
+            whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
+            report = import_lines(store, whole.decode().splitlines())
+            if report.added:
+                _log.warning("autofit: the store now has %d trials that it did not accept before", report.added)
+            if path.stat().st_size == len(whole):  # else its search still adds to it, or was killed while it did
                 path.unlink()
-            _log.warning("autofit: the store now has %d trials that it did not accept before", report.added)
         except (AutofitError, OSError, ValueError) as error:
             _log.warning("autofit: %s stays: %s", path, error)
 
