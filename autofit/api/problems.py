@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,10 @@ STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
 """Error class, HTTP status and title; the first class that an error is an instance of decides."""
 
 
+_OPTION = re.compile(r"autofit [^)`;]*|--(?P<option>[a-z][a-z-]*)")
+"""A command up to its end, or an option outside of one."""
+
+
 def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
     """A response of media type application/problem+json, with `more` members."""
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail, **more}
@@ -40,9 +45,10 @@ def status_of(error: AutofitError) -> tuple[int, str]:
 
 
 def detail_of(request: Request, error: AutofitError) -> str:
-    """The error in words. Models of the server's own folder are called by the names by which clients know them."""
-    folder = request.app.state.models.folder
-    return str(error) if folder is None else str(error).replace(f"{folder}/", "")
+    """The error in words, as clients know the things: options by their parameters' names, but for those of a command
+    to run, and models of the server's own folder by theirs."""
+    text = request.app.state.models.by_name(str(error))
+    return _OPTION.sub(lambda found: (found["option"] or "").replace("-", "_") or found[0], text)
 
 
 def first_mistake(error: RequestValidationError | ValidationError) -> str:
@@ -51,7 +57,7 @@ def first_mistake(error: RequestValidationError | ValidationError) -> str:
     where = [str(part) for part in first["loc"]]
     if where[:1] in (["query"], ["path"], ["header"], ["body"]):
         del where[0]
-    return f"{'.'.join(where)}: {first['msg']}"
+    return f"{'.'.join(where)}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def install(app: FastAPI) -> None:

@@ -120,6 +120,8 @@ class Client:
         lora_dropout: float | None = None,
         devices: int | None = None,
         seed: int | None = None,
+        trainer: str | None = None,
+        eval_batch: int | None = None,
         hardware: str | None = None,
         outcome: str | None = None,
         limit: int = 100,

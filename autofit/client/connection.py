@@ -6,12 +6,21 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
+from types import MappingProxyType
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
 from urllib.request import Request, urlopen
 
-from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, NotMeasured, StoreError, UsageError
+from autofit.core.errors import (
+    AutofitError,
+    EnvironmentLacks,
+    NothingFits,
+    NotMeasured,
+    Shortfall,
+    StoreError,
+    UsageError,
+)
 
 ANSWER_SECONDS = 330.0
 """How long an answer may take: the server gives up on a prediction after 300 s."""
@@ -85,7 +94,7 @@ class Connection:
     def _problem(self, status: int, text: bytes) -> AutofitError:
         try:
             document = json.loads(text)
-            return problem(status, document["title"], document["detail"])
+            return problem(status, document["title"], document["detail"], document)
         except (ValueError, TypeError, KeyError):
             return self._unreachable(f"answers with status {status}, and does not say why")
 
@@ -99,10 +108,18 @@ def _check_header(name: str, value: str) -> None:
         raise UsageError(f"{name} holds a character that no request can carry: use letters, digits and signs")
 
 
-def problem(status: int, title: str, detail: str) -> AutofitError:
-    """The exception that a problem document stands for, as it is raised where the server's function is called."""
+def nothing_fits(reason: str, facts: Mapping[str, Any]) -> NothingFits:
+    """The exception that says so, with what came closest where the server's `facts` have it."""
+    if "closest" in facts and "memory_limit_bytes" in facts:
+        return Shortfall(reason, memory_limit_bytes=facts["memory_limit_bytes"], closest=facts["closest"])
+    return NothingFits(reason)
+
+
+def problem(status: int, title: str, detail: str, facts: Mapping[str, Any] = MappingProxyType({})) -> AutofitError:
+    """The exception that a problem document stands for, as it is raised where the server's function is called. `facts`:
+    the document's further members."""
     if title == "Nothing fits":
-        return NothingFits(detail)
+        return nothing_fits(detail, facts)
     if status in REFUSED:
         return EnvironmentLacks(detail, remedy=REFUSED[status])
     if title in LACKING or status in (429, 503):

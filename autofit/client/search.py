@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from autofit.client.connection import Connection, Unreachable
-from autofit.core.errors import AutofitError, Interrupted, NothingFits, StoreError
+from autofit.client.connection import Connection, Unreachable, nothing_fits
+from autofit.core.errors import AutofitError, Interrupted, StoreError
 
 UNDER_WAY = ("queued", "running")
 """States of a search that has not ended."""
@@ -71,7 +71,7 @@ class RemoteSearch:
         if state["state"] == "cancelled":
             raise Interrupted(f"search {self.search_id} was cancelled")
         reason = answer.get("reason", f"search {self.search_id} ended as {state['state']}")
-        raise NothingFits(reason) if state["state"] == "nothing_fits" else AutofitError(reason)
+        raise nothing_fits(reason, answer) if state["state"] == "nothing_fits" else AutofitError(reason)
 
     def _state_once_back(self) -> dict[str, Any]:
         gives_up = time.monotonic() + PATIENCE_SECONDS

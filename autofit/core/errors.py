@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,27 @@ class NothingFits(AutofitError):
     """No config of the search fits; the message says what came closest and which lever would help."""
 
     exit_code = 3
+
+
+class Shortfall(NothingFits):
+    """No config fits `memory_limit_bytes`; `closest` is the config that came closest to it, None if none was tried.
+
+    Its `over_limit_bytes` is None if neither the failed trial nor its prediction shows how much it lacked.
+    """
+
+    def __init__(self, message: str, *, memory_limit_bytes: int, closest: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.memory_limit_bytes = memory_limit_bytes
+        self.closest = closest
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that is given in place of an answer."""
+        return {"outcome": "nothing_fits", "reason": str(self), **self.facts()}
+
+    def facts(self) -> dict[str, Any]:
+        """The limit and what came closest, as JSON values."""
+        closest = None if self.closest is None else dict(self.closest)
+        return {"memory_limit_bytes": self.memory_limit_bytes, "closest": closest}
 
 
 class EnvironmentLacks(AutofitError):

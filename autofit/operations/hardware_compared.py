@@ -218,9 +218,8 @@ def compare_hardware(
         recommendation, reason = None, "this workload has not been measured here"
         try:
             if name in measured:
-                recommendation = recommend(
-                    asked, hardware=name, goal=goal, memory_limit_bytes=memory_limit_bytes, store=store
-                )
+                limit = None if memory_limit_bytes is None else min(memory_limit_bytes, measured[name])
+                recommendation = recommend(asked, hardware=name, goal=goal, memory_limit_bytes=limit, store=store)
         except NothingFits as error:
             reason = str(error)
         except NotMeasured:

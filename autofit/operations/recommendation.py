@@ -47,10 +47,11 @@ class StoredAnswer:
         store: Store,
     ) -> StoredAnswer:
         """The limit defaults to the device's memory (on the CPU, a share of the host's), regardless of what other
-        programs hold of it now, although a search leaves them their part. Raises `NotMeasured`."""
+        programs hold of it now, although a search leaves them their part. Raises `NotMeasured`, and `UsageError` for
+        one above the device's memory."""
         goal = goal or Goal()
         device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
-        limit = memory_limit_bytes or memory_limit(None, device, question.devices)
+        limit = memory_limit(memory_limit_bytes, device, question.devices)
         all_methods = _frontier(question, device, goal, limit, store)
         return cls(question=question, goal=goal, all_methods=all_methods, memory_limit_bytes=limit, store=store)
 
@@ -80,10 +81,12 @@ def frontier(
     goal's methods fitted.
 
     With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
-    `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet.
+    `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet, and `UsageError` for a
+    limit above the device's memory.
     """
     goal = goal or Goal()
     device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
+    memory_limit(memory_limit_bytes, device, question.devices)  # raises
     measured = _of_methods(goal, _frontier(question, device, goal, memory_limit_bytes, store))
     if not measured.points:
         _tried_within(goal, question, measured, store)
@@ -99,8 +102,8 @@ def recommend(
     store: Store,
 ) -> Recommendation:
     """The fastest measured config of the most faithful method that fits, under the stack that `frontier` answers for
-    and the limit of `StoredAnswer.of`. Raises `NothingFits` if nothing fits, and `NotMeasured`, naming the search to
-    run, if nothing within the goal was tried."""
+    and the limit of `StoredAnswer.of`. Raises `NothingFits` if nothing fits, `NotMeasured`, naming the search to run,
+    if nothing within the goal was tried, and `UsageError` for a limit above the device's memory."""
     return StoredAnswer.of(
         question, hardware=hardware, memory_limit_bytes=memory_limit_bytes, goal=goal, store=store
     ).recommendation()

@@ -8,7 +8,7 @@ from typing import Any
 
 from autofit.catalog.hardware import Card, fitting
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import NothingFits
+from autofit.core.errors import Shortfall as Shortfall  # with what says why
 from autofit.core.frontier import Point
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION, Fits, OutOfMemory, Trial
@@ -24,27 +24,6 @@ MEMORY_LEVERS = (
     *("loss", "precision", "optimizer", "rank"),
 )
 """Axes by their usual effect on memory, the largest first."""
-
-
-class Shortfall(NothingFits):
-    """No config fits `memory_limit_bytes`; `closest` is the config that came closest to it, None if none was tried.
-
-    Its `over_limit_bytes` is None if neither the failed trial nor its prediction shows how much it lacked.
-    """
-
-    def __init__(self, message: str, *, memory_limit_bytes: int, closest: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.memory_limit_bytes = memory_limit_bytes
-        self.closest = closest
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object that is given in place of an answer."""
-        return {"outcome": "nothing_fits", "reason": str(self), **self.facts()}
-
-    def facts(self) -> dict[str, Any]:
-        """The limit and what came closest, as JSON values."""
-        closest = None if self.closest is None else dict(self.closest)
-        return {"memory_limit_bytes": self.memory_limit_bytes, "closest": closest}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ class Conditions(TypedDict, total=False):
     workload_key: str | None
     model: str | None
     """The workload's model."""
-    workload: Mapping[str, float] | None
+    workload: Mapping[str, float | str] | None
     """The values that other fields of the workload must have."""
     outcome: str | None
     """The outcome's kind."""
@@ -315,7 +315,12 @@ def _where(conditions: Conditions) -> list[ColumnElement[bool]]:
     columns = ("hardware_key", "stack_key", "workload_key", "outcome", "search_id")
     values = {name: conditions.get(name) for name in columns}
     clauses = [getattr(TrialRow, name) == value for name, value in values.items() if value is not None]
-    of_workload = [WorkloadRow.body[name].as_float() == float(value) for name, value in workload.items()]
+    of_workload = [
+        WorkloadRow.body[name].as_string() == value
+        if isinstance(value, str)
+        else WorkloadRow.body[name].as_float() == float(value)
+        for name, value in workload.items()
+    ]
     if model is not None:  # databases refuse to compare with what they cannot hold
         of_workload.append(WorkloadRow.model == model if is_storable(model) else false())
     if of_workload:

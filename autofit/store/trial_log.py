@@ -1,8 +1,9 @@
-"""Where the trials of a search are kept: in the store or, if that fails, in a file that it can import later."""
+"""Where the trials of a search are kept: in the store or, if that fails, in a file that the next search imports."""
 
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import TypeVar
 from uuid import uuid4
 
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import StoreError
+from autofit.core.errors import AutofitError, StoreError
 from autofit.core.lattice import Config
 from autofit.core.outcome import Trial, context_keys
 from autofit.store.database.failures import retried
-from autofit.store.exchange import line_of, opening_line
+from autofit.store.exchange import import_lines, line_of, opening_line
 from autofit.store.searches.heartbeat import Heartbeat
 from autofit.store.searches.lease import Lease
 from autofit.store.store import Store
@@ -26,6 +27,10 @@ PATIENCE_SECONDS = 60.0
 """How long a failing store is retried: enough for a server to restart, or another process to end its transaction."""
 PAUSE_SECONDS = 2.0
 """Pause between two tries."""
+RESCUED = "autofit-unsaved-"
+"""What the names of files begin with that hold what a store did not accept; a search's id follows."""
+
+_log = logging.getLogger(__name__)
 
 
 class TrialLog:
@@ -87,7 +92,7 @@ class StoredTrials(TrialLog):
             self._failure = error
         except KeyboardInterrupt:
             self._write(trial)
-            logging.getLogger(__name__).warning("autofit: trials that the store did not accept are in %s", self._file)
+            _log.warning("autofit: trials that the store did not accept are in %s", self._file)
             raise
         self._write(trial)
         return trial
@@ -113,7 +118,7 @@ class StoredTrials(TrialLog):
         if self._failure is not None:
             raise StoreError(
                 f"{self._failure}; what was measured since then is in {self._file}",
-                remedy=f"when the store works again: autofit db import {self._file}",
+                remedy=f"when the store works again, the next search here reads it, or: autofit db import {self._file}",
             )
 
     def _write(self, trial: Trial) -> None:
@@ -128,13 +133,34 @@ class StoredTrials(TrialLog):
             self._file = path
             return
         # No folder can be written to: standard error is the last resort.
-        logging.getLogger(__name__).error("autofit: nothing can be written; import this line: %s", line_of(trial))
+        _log.error("autofit: nothing can be written; import this line: %s", line_of(trial))
 
     def _places(self) -> Iterator[Path]:
-        """Next to the store, then the current folder, then the one for temporary files."""
-        folders = [self._store.folder, Path.cwd(), Path(tempfile.gettempdir())]
-        name = f"autofit-unsaved-{self._search_id or 'trials'}.jsonl"
-        yield from (folder / name for folder in folders if folder is not None)
+        yield from (folder / f"{RESCUED}{self._search_id or 'trials'}.jsonl" for folder in _folders(self._store))
+
+
+def import_rescued(store: Store) -> None:
+    """Imports what this user's earlier searches of the store could not keep there, from the files that they have left
+    on this machine, and removes these. One that cannot be read stays, and is said."""
+    for path in dict.fromkeys(path for folder in _folders(store) for path in folder.glob(f"{RESCUED}*.jsonl")):
+        try:
+            # Folders are shared: by other users, and by searches of other stores.
+            if path.stat().st_uid != os.getuid() or store.search(path.stem.removeprefix(RESCUED)) is None:
+                continue
+            whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
+            report = import_lines(store, whole.decode().splitlines())
+            if report.added:
+                _log.warning("autofit: the store now has %d trials that it did not accept before", report.added)
+            if path.stat().st_size == len(whole):  # else its search still adds to it, or was killed while it did
+                path.unlink()
+        except (AutofitError, OSError, ValueError) as error:
+            _log.warning("autofit: %s stays: %s", path, error)
+
+
+def _folders(store: Store) -> list[Path]:
+    """Where such a file may be: next to the store, else in the current folder, else in that for temporary files."""
+    folders = [store.folder, Path.cwd(), Path(tempfile.gettempdir())]
+    return [folder for folder in folders if folder is not None]
 
 
 def _patiently(write: Callable[[], T]) -> T:

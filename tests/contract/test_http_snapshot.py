@@ -16,7 +16,7 @@ PROSE = {"description", "summary", "title", "operationId", "example", "examples"
 BODIES = (
     *("AskedSearch", "SearchState", "AskedEstimate", "EstimateAnswer", "RecommendationAnswer", "FrontierAnswer"),
     *("TrialsAnswer", "TrialAnswer", "HardwareAnswer", "ModelAnswer", "SpaceAnswer", "Audited"),
-    *("HealthAnswer", "ReadyAnswer"),
+    *("HealthAnswer", "ReadyAnswer", "EventAnswer"),
 )
 NOT_OVER_HTTP = {
     *("--store", "--json", "--workers", "--ray-address", "--in-place", "--device", "--dry-run", "--fewer-devices"),

@@ -15,10 +15,12 @@ from typing import Any
 
 import playwright.sync_api as playwright
 import pytest
+from leases import submit
 from unit.export import tiny_sft
 from unit.operations.made_trials import HARDWARE, MODEL, fill, fits, make_job, make_trial
 
 from autofit.api.app import create_app
+from autofit.core.errors import StoreError
 from autofit.operations import WorkloadOptions
 from autofit.store import Lease, Store
 
@@ -81,11 +83,17 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def browser(chromium: Any, server: str) -> Iterator[Any]:
+def complaints() -> list[str]:
+    """What a page complains of."""
+    return []
+
+
+@pytest.fixture
+def browser(chromium: Any, server: str, complaints: list[str]) -> Iterator[Any]:
     """A page that may complain of nothing, and ask nobody else."""
     context = chromium.new_context(base_url=server, permissions=["clipboard-read", "clipboard-write"])
     context.set_default_timeout(120_000)
-    page, complaints = context.new_page(), []
+    page = context.new_page()
     page.on(
         "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
     )
@@ -189,7 +197,7 @@ def test_a_search_is_started_watched_and_cancelled(browser: Any, store: Store) -
     browser.keyboard.press("Enter")
     browser.get_by_role("button", name="Start").click()
     state = browser.locator("#state")
-    playwright.expect(state).to_contain_text("waits for a runner with h100-80g")
+    playwright.expect(state).to_contain_text("waits for a free runner with h100-80g")
     store.add(store.trials()[1], lease=claimed(store))
     playwright.expect(browser.locator("#live tbody")).to_contain_text("20 GiB")
     playwright.expect(state).to_contain_text("running")
@@ -197,6 +205,41 @@ def test_a_search_is_started_watched_and_cancelled(browser: Any, store: Store) -
     browser.get_by_role("button", name="Cancel").click()
     playwright.expect(state).to_contain_text("cancelled")
     playwright.expect(browser.locator("#live tbody tr")).to_have_count(1)
+
+
+def test_a_search_is_watched_to_its_end_though_the_store_goes_away(
+    browser: Any, store: Store, complaints: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    search_id, rows = submit(store, store.trials()[0]), browser.locator("#live tbody tr")
+    browser.goto(f"/searches/{search_id}")
+    lease = claimed(store)
+    store.add(store.trials()[1], lease=lease)
+    playwright.expect(rows).to_have_count(1)
+    refused = browser.expect_response(lambda answer: answer.url.endswith("/events") and answer.status == 503)
+    with monkeypatch.context() as away, refused:
+        away.setattr(store, "search", fails)
+    assert f"the events of search {search_id} break off: the store is gone" in caplog.text
+    store.add(store.trials()[2], lease=lease)
+    store.queue.end(lease, "succeeded", None)
+    playwright.expect(rows).to_have_count(2)
+    playwright.expect(browser.locator("#state")).to_contain_text("succeeded")
+    assert [text for text in complaints if "503" not in text] == []
+    complaints.clear()
+
+
+def fails(*arguments: object) -> None:
+    raise StoreError("the store is gone", remedy="mend it")
+
+
+def test_a_click_on_a_point_shows_it(browser: Any) -> None:
+    browser.goto(f"/frontier?{QUERY}")
+    points = browser.locator("#chart .scatterlayer .trace", has=browser.locator(".js-line")).locator(".point")
+    points.first.hover(force=True)  # what Plotly draws over them takes the mouse
+    playwright.expect(browser.locator("#chart .hoverlayer .hovertext")).to_be_visible()
+    browser.mouse.down()
+    browser.mouse.up()
+    browser.wait_for_url("**/point/*")
+    playwright.expect(browser.locator("main")).to_contain_text("1,000 tokens/s in")
 
 
 def claimed(store: Store) -> Lease:

@@ -28,10 +28,11 @@ from autofit.core.errors import (
     Interrupted,
     NothingFits,
     NotMeasured,
+    Shortfall,
     StoreError,
     UsageError,
 )
-from autofit.operations import WorkloadOptions
+from autofit.operations import WorkloadOptions, recommend
 from autofit.operations.service.prediction_process import Overloaded
 from autofit.store import Lease, Store
 from tests.made_stores import put
@@ -204,6 +205,20 @@ def test_how_a_search_failed_is_raised(client: Client, store: Store, ending: str
     with pytest.raises(kind, match="too large") as raised:
         search.result()
     assert type(raised.value) is kind
+
+
+def test_what_came_closest_is_told_as_where_the_library_is_called(client: Client, store: Store) -> None:
+    with pytest.raises(NothingFits) as here:
+        recommend(WorkloadOptions(**ASKED), hardware="h100-80g", memory_limit_bytes=2**30, store=store)
+    with pytest.raises(NothingFits) as asked:
+        client.recommend(**ASKED, memory_limit=2**30)
+    assert isinstance(here.value, Shortfall) and here.value.closest is not None
+    search = client.search(**ASKED, wait=False)
+    store.queue.end(claimed(store), "nothing_fits", here.value.to_json())
+    with pytest.raises(NothingFits) as searched:
+        search.result()
+    for raised in (asked.value, searched.value):
+        assert isinstance(raised, Shortfall) and raised.facts() == here.value.facts()
 
 
 def test_events_go_on_after_the_server_was_away(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ class Observed:
 
 def _line(request: Request, request_id: str, status: int, seconds: float) -> str:
     token = getattr(request.state, "token", None)
-    search_id = request.scope.get("path_params", {}).get("search_id")
+    named = request.scope.get("path_params", {}).get("search_id")
     return json.dumps(
         {
             "request_id": request_id,
@@ -131,6 +131,6 @@ def _line(request: Request, request_id: str, status: int, seconds: float) -> str
             "status": status,
             "seconds": round(seconds, 6),
             "token": None if token is None else token.name,
-            "search_id": search_id,
+            "search_id": getattr(request.state, "search_id", named),  # the route says it that starts one
         }
     )

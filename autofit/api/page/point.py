@@ -68,4 +68,4 @@ def exported(request: Request, trial: StoredTrial, store: OpenedStore, models: M
     model = trial.workload.model
     source = operations.hub_id(models.find(model) or model)
     result = export.export(of_trial(trial, store), format=format, source=source)
-    return render(request, "_export.html", format=format, text=result.text, notes=result.notes)
+    return render(request, "_export.html", format=format, text=models.by_name(result.text), notes=result.notes)

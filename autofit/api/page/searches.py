@@ -41,7 +41,7 @@ def start(request: Request, given: Fields, store: OpenedStore, models: Models, t
     if lengths := given.get("lengths"):
         filled["lengths"] = {"tokens": lengths.split(","), "longest": given.get("seq_len")}
     body = AskedSearch.model_validate(filled, strict=False)  # a form holds text
-    state = searches.start(body, store, Response(), token, models)
+    state = searches.start(body, store, request, Response(), token, models)
     return _go_to(request, f"/searches/{state.search_id}")
 
 

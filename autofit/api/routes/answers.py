@@ -13,7 +13,7 @@ from pydantic import Field
 
 from autofit import export, operations
 from autofit.api.look import look
-from autofit.api.routes.common import Strict
+from autofit.api.routes.common import NamedModels, Strict
 from autofit.api.routes.query import Question, ResolvedQuestion, TrialsQuery
 from autofit.api.routes.remembered import Content, Tagged, of_question
 from autofit.api.schema.documents import FrontierAnswer, RecommendationAnswer, TrialsAnswer, answers
@@ -56,14 +56,14 @@ async def recommendation(query: Annotated[Recommended, Query()], request: Reques
         return await run_in_threadpool(_predicted, question, store, request)
     try:
         tagged = await look(store, lambda: of_question(request, question.workload, question.hardware, store))
-        return await tagged.answer(partial(_measured, question, store, query))
+        return await tagged.answer(partial(_measured, question, store, query, request.app.state.models))
     except NotMeasured:
         if provenance == "measured" or format != "json" or _predictable(question) is None:
             raise
         return await run_in_threadpool(_predicted, question, store, request)
 
 
-def _measured(question: ResolvedQuestion, store: Store, query: Recommended) -> Content:
+def _measured(question: ResolvedQuestion, store: Store, query: Recommended, models: NamedModels) -> Content:
     answer = recommend(question.workload, **question.conditions, store=store)
     if query.format == "json":
         return Content.json(answer.to_json())
@@ -71,7 +71,7 @@ def _measured(question: ResolvedQuestion, store: Store, query: Recommended) -> C
     if not query.anyway:
         export.check_memory(exported, query.format, trainer=query.trainer)
     notes = {NOTES_HEADER: json.dumps(list(exported.notes))} if exported.notes else {}
-    return Content(exported.text, "text/plain; charset=utf-8", notes)
+    return Content(models.by_name(exported.text), "text/plain; charset=utf-8", notes)
 
 
 def _predictable(question: ResolvedQuestion) -> operations.WorkloadOptions | None:

@@ -80,6 +80,12 @@ class NamedModels:
             raise unknown("model", name, (*names(), *self.in_folder()))
         return address
 
+    def by_name(self, text: str) -> str:
+        """A text in which the models of the folder go by the names by which clients know them."""
+        for folder in () if self.folder is None else (self.folder, self.folder.resolve()):
+            text = text.replace(f"{folder}/", "")
+        return text
+
     def in_folder(self) -> dict[str, Path]:
         """The models of the folder: only what stands directly in it, whatever a name looks like."""
         if self.folder is None or not self.folder.is_dir():

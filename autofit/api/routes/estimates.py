@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from autofit.api.routes.common import Models, OpenedStore, Strict
-from autofit.api.routes.query import WorkloadBody, named_hardware
+from autofit.api.routes.query import MemoryLimit, WorkloadBody, named_hardware
 from autofit.api.schema.documents import EstimateAnswer
 from autofit.core.units import as_bytes
 from autofit.prediction.estimation import estimated
@@ -22,7 +22,7 @@ class AskedEstimate(WorkloadBody):
         default={}, description="Axis -> value; absent axes take the plain recipe's"
     )
     hardware: str = Field(default="auto", description="Name of a card; auto: the only hardware that trials ran on")
-    memory_limit: str | None = Field(default=None, description="Such as 24GiB; the card's memory if not given")
+    memory_limit: MemoryLimit = Field(default=None, description="Such as 24GiB; the card's memory if not given")
     advice: bool = Field(default=True, description="Also look for a change that makes it fit, or makes it faster")
 
 

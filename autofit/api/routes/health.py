@@ -19,8 +19,9 @@ OPEN: dict[str, Any] = {"security": [{}]}
 
 
 @ROUTES.get("/healthz", summary="Whether the server is running", openapi_extra=OPEN)
-def healthz() -> HealthAnswer:
+async def healthz() -> HealthAnswer:
     """Answers without a token."""
+    # No thread of the pool, all of which may wait for the database.
     return HealthAnswer(status="ok", version=__version__)
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from autofit.api.routes.common import NamedModels
 from autofit.catalog.models import names
 from autofit.core.errors import NotMeasured, UsageError, unknown
 from autofit.core.lengths import GROUPS, LARGEST_COUNT, Lengths
 from autofit.core.outcome import OUTCOMES
-from autofit.core.units import LARGEST_INTEGER, as_bytes
+from autofit.core.units import LARGEST_INTEGER, as_bytes, parse_bytes
 from autofit.core.workload import Goal, Workload
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import WorkloadQuestion, find_hardware
@@ -24,6 +25,23 @@ TRAINER = f"The trainer whose habits trials have: {', '.join(TRAINERS)}; plain t
 LENGTHS = "Tokens of each of your sequences, or of a sample of them; every sequence is full if not given"
 EVAL_BATCH = "Sequences that the trainer evaluates at a time, per device; training alone counts if not given"
 SUMMED_UP = "How long sequences are, as `workload.lengths` of an answer, with commas; the longest has seq_len tokens"
+
+
+def understood(read: Callable[[str], object]) -> AfterValidator:
+    """Refuses, with the field's name, a text that `read` raises `UsageError` for."""
+
+    def check(text: str | None) -> str | None:
+        try:
+            if text is not None:
+                read(text)
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+        return text
+
+    return AfterValidator(check)
+
+
+MemoryLimit = Annotated[str | None, understood(parse_bytes)]
 OneLength = Annotated[int, Field(ge=2, le=LARGEST_COUNT)]
 
 
@@ -123,7 +141,7 @@ class ResolvedQuestion:
 class Question(GoalQuery, WorkloadQuery):
     """The question that `recommend` and `frontier` answer."""
 
-    memory_limit: str | None = Field(default=None, description="Such as 24GiB")
+    memory_limit: MemoryLimit = Field(default=None, description="Such as 24GiB")
     hardware: str = Field(default="auto", description="Name of hardware with trials; auto: the only one")
 
     def resolve(self, store: Store, models: NamedModels) -> ResolvedQuestion:
@@ -144,6 +162,8 @@ class TrialsQuery(BaseModel):
     lora_dropout: float | None = Field(default=None, ge=0, lt=1)
     devices: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER)
     seed: int | None = Field(default=None, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)
+    trainer: str | None = Field(default=None, alias="for", description=TRAINER.partition(";")[0])
+    eval_batch: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER, description=EVAL_BATCH.partition(";")[0])
     hardware: str | None = Field(default=None, description="Name of hardware with trials, or auto")
     outcome: str | None = Field(default=None, description="fits, out_of_memory, ...")
     limit: int = Field(default=100, ge=1, le=1000)
@@ -156,12 +176,14 @@ class TrialsQuery(BaseModel):
         if self.outcome is not None and self.outcome not in OUTCOMES:
             raise unknown("outcome", self.outcome, OUTCOMES)
         name = None if self.hardware is None else named_hardware(self.hardware, store)
-        of_workload = AskedWorkload.model_fields.keys() - {"model"}
+        workload = self.model_dump(include=AskedWorkload.model_fields.keys() - {"model"}, exclude_none=True)
+        if self.trainer is not None:
+            workload["trainer"] = trainer_by_name(self.trainer).name  # raises
         return {
             "model": self.model,
             "outcome": self.outcome,
             "hardware_key": None if name is None else find_hardware(name, store).key,
-            "workload": self.model_dump(include=of_workload, exclude_none=True),
+            "workload": workload,
         }
 
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterable
 from dataclasses import fields
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query, Response
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 
 from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
 from autofit.api.routes.common import Models, OpenedStore, Strict
-from autofit.api.routes.query import GoalQuery, WorkloadBody
+from autofit.api.routes.query import GoalQuery, MemoryLimit, WorkloadBody, understood
+from autofit.api.schema.documents import EventAnswer, State
 from autofit.catalog import space
-from autofit.core.errors import unknown
+from autofit.core.errors import StoreError, unknown
 from autofit.core.units import LARGEST_INTEGER, as_bytes, parse_duration
 from autofit.operations import SearchRequest
 from autofit.operations.service.submission import submit
 from autofit.store import ENDINGS, Audited, Search
+
+_log = logging.getLogger(__name__)
 
 
 class AskedSearch(GoalQuery, WorkloadBody):
@@ -28,9 +32,9 @@ class AskedSearch(GoalQuery, WorkloadBody):
 
     space: str | None = Field(default=None, description="Name of a built-in search space")
     hardware: str = Field(default="auto", description="Name of hardware; auto: the only one that is known")
-    memory_limit: str | None = Field(default=None, description="Such as 24GiB")
+    memory_limit: MemoryLimit = Field(default=None, description="Such as 24GiB")
     max_trials: int | None = Field(default=None, ge=1)
-    time_budget: str = Field(default="10m", description="Such as 10m")
+    time_budget: Annotated[str, understood(parse_duration)] = Field(default="10m", description="Such as 10m")
     fresh: bool = Field(default=False, description="Measure again what the store knows")
     thorough: bool = Field(default=False, description="Go on to the whole frontier")
     predict: bool = Field(default=True, description="Estimate every config before the first trial")
@@ -40,7 +44,7 @@ class SearchState(BaseModel):
     """Where a search stands."""
 
     search_id: str
-    state: str = Field(description=f"queued, running, {', '.join(ENDINGS)}")
+    state: State
     asked: dict[str, Any]
     waiting_for: str | None = Field(description="What has to come before it goes on; null while it does")
     result: dict[str, Any] | None = Field(description="What it answered, or the reason why not; null before it ends")
@@ -52,7 +56,7 @@ class SearchState(BaseModel):
 
     @classmethod
     def of(cls, search: Search) -> SearchState:
-        waiting_for = f"a runner with {search.hardware_name}" if search.state == "queued" else None
+        waiting_for = f"a free runner with {search.hardware_name}" if search.state == "queued" else None
         if search.state == "running" and not search.held:
             waiting_for = "another driver: its own has gone"
         fields = {name: value for name, value in search.to_json().items() if name in cls.model_fields}
@@ -76,6 +80,7 @@ ROUTES = APIRouter(route_class=Strict)
 def start(
     body: AskedSearch,
     store: OpenedStore,
+    request: Request,
     response: Response,
     token: MayRun,
     models: Models,
@@ -86,14 +91,15 @@ def start(
     workload = body.workload(models)
     if body.space is not None and body.space not in space.names():
         raise unknown("space", body.space, space.names())
-    request = SearchRequest(
+    asked = SearchRequest(
         workload=workload,
         goal=body.goal(),
         memory_limit_bytes=as_bytes(body.memory_limit),
         time_budget_seconds=parse_duration(body.time_budget),
         **body.model_dump(include={option.name for option in fields(SearchRequest)}),
     )
-    search_id = submit(request, store, key=idempotency_key, by=token.name)
+    search_id = submit(asked, store, key=idempotency_key, by=token.name)
+    request.state.search_id = search_id
     response.headers["Location"] = f"/v1/searches/{search_id}"
     return SearchState.of(stored_search(search_id, store))
 
@@ -123,14 +129,20 @@ async def events(
     search: StoredSearch,
     store: OpenedStore,
     last_event_id: Annotated[int, Header(ge=0, lt=2**31, description="Only events after this one")] = 0,
-) -> AsyncIterable[ServerSentEvent]:
+) -> AsyncIterable[EventAnswer]:
     search_id, seen = search.search_id, last_event_id
     while True:
-        # The state first: the event of an ending is written with it.
-        now = await run_in_threadpool(store.search, search_id)
-        for event in await run_in_threadpool(store.queue.events, search_id, after=seen):
+        try:
+            # The state first: the event of an ending is written with it.
+            now = await run_in_threadpool(store.search, search_id)
+            happened = await run_in_threadpool(store.queue.events, search_id, after=seen)
+        except StoreError as error:  # too late for a status: whoever follows asks again for what comes after `seen`
+            _log.warning("autofit: the events of search %s break off: %s", search_id, error)
+            return
+        for event in happened:
             seen = event.seq
-            yield ServerSentEvent(id=str(seen), event=event.kind, data=event.to_json())
+            # FastAPI describes what it is annotated with, and sends this as it is.
+            yield ServerSentEvent(id=str(seen), event=event.kind, data=event.to_json())  # type: ignore[misc]
         if now is None or now.state in ENDINGS:
             return
         await asyncio.sleep(0.5)

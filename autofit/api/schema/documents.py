@@ -12,6 +12,8 @@ from autofit.core.workload import Workload
 
 ConfigValues = dict[str, str | int | bool]
 """Axis -> value."""
+State = Literal["queued", "running", "succeeded", "nothing_fits", "failed", "cancelled"]
+"""Of a search."""
 
 
 class Answer(BaseModel):
@@ -135,6 +137,15 @@ class EstimateAnswer(BaseModel):
     seconds_to_estimate: float
 
 
+class EventAnswer(Answer):
+    """What has happened in a search."""
+
+    seq: int = Field(description="1 for the first event of the search; there are no gaps")
+    kind: State | Literal["planned", "trial", "set_aside"] = Field(description="A state that it has entered, or news")
+    at: str
+    body: dict[str, Any] = Field(description="By kind; docs/reference/http.md says which")
+
+
 class ModelAnswer(Answer):
     name: str
     parameters: int | None
@@ -190,6 +201,10 @@ class ProblemAnswer(BaseModel):
     title: str = Field(examples=["Wrong request"])
     status: int = Field(examples=[400])
     detail: str = Field(examples=["unknown model 'lama-3.1-8b': did you mean llama-3.1-8b?"])
+    memory_limit_bytes: int | None = Field(default=None, description="Where nothing fits: the limit")
+    closest: dict[str, Any] | None = Field(
+        default=None, description="Where nothing fits: the config that came closest, and by how much; null if none ran"
+    )
 
 
 def answers(model: Any, *media: str) -> dict[int | str, dict[str, Any]]:

@@ -75,7 +75,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "SearchState": {
         "search_id": SEARCH_ID, "state": "queued",
         "asked": {"model": "llama-3.1-8b", "seq_len": 2048, "hardware": "h100-80g", "memory_limit_bytes": 40 * GIB},
-        "waiting_for": "a runner with h100-80g", "result": None, "started_at": AT, "ended_at": None, "drivers": 0,
+        "waiting_for": "a free runner with h100-80g", "result": None, "started_at": AT, "ended_at": None, "drivers": 0,
         "spent_seconds": 0.0, "spent_trials": 0,
     },
     "ModelAnswer": {

@@ -34,6 +34,7 @@ def serve(
     """
     from autofit.api.server import serve as run
 
+    _log_searches()
     run(host=host, port=port, store=store, with_runner=with_runner, log_requests=log_requests, models=models)
 
 
@@ -55,13 +56,11 @@ def runner(
     with the next one. Each search that begins or ends is a line on standard error. `autofit serve` has a runner of its
     own.
     """
-    import logging
     import signal
 
     from autofit.operations.service.runner import Runner
 
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("autofit").setLevel(logging.INFO)
+    _log_searches()
     service = Runner(store, ray_address=ray_address, in_place=in_place, workers=workers)
     # A service that is told to end has not failed. No exception, which could come while a driver is being started.
     stop_signals = (signal.SIGINT, signal.SIGTERM)
@@ -71,3 +70,11 @@ def runner(
     finally:
         for signal_number, earlier in zip(stop_signals, before, strict=True):
             signal.signal(signal_number, earlier or signal.SIG_DFL)
+
+
+def _log_searches() -> None:
+    """Have warnings, and each search that begins or ends, be a line on standard error."""
+    import logging
+
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    logging.getLogger("autofit.operations.service").setLevel(logging.INFO)

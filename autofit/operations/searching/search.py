@@ -25,7 +25,7 @@ from autofit.prediction.lattice_predictor import LatticePredictor
 from autofit.prediction.predictions import ReadyMade
 from autofit.prediction.probing import usual_rates
 from autofit.store import Store
-from autofit.store.trial_log import StoredTrials
+from autofit.store.trial_log import StoredTrials, import_rescued
 from autofit.trial.machine.detection import requested_card
 from autofit.workers.pool import Pool
 
@@ -53,6 +53,7 @@ def search(
     try:
         plan = answered or resolve(request, pool)
         with Store.open(request.store) as store:
+            import_rescued(store)
             runner_lease = None if driving is None else driving.lease
             claimed = begin(request, plan, store, runner_lease)
             with ExitStack() as stack:

@@ -21,11 +21,14 @@ from autofit.planning.requests import check_driven
 from autofit.store import Lease, LeaseLost, Store, new_owner
 from autofit.store.searches.lease import LEASE_SECONDS
 from autofit.trial.machine.detection import detect
+from autofit.workers.cluster.offer import Offer, look
 
 DRIVER = ("-m", "autofit.operations.service.driver")
 """What Python runs to drive a search."""
 LOOK_SECONDS = 1.0
 """Time between two looks into the store."""
+OFFER_SECONDS = 30.0
+"""How long what a cluster offers is believed while searches wait: a look takes a process some seconds."""
 ENDING_SECONDS = 30.0
 """How long a driver may take to end its trials."""
 STACK = "*** StackTrace Information ***"
@@ -51,12 +54,12 @@ class Runner:
         device: str = "auto",
         search_id: str | None = None,
     ) -> None:
-        """With `search_id` it drives that search alone. Otherwise, without `ray_address`, it takes searches for this
-        machine's device only; raises `EnvironmentLacks` if there is none that trials can use, and `UsageError` for
-        options that exclude each other."""
+        """With `search_id` it drives that search alone. Otherwise it takes searches for what the cluster at
+        `ray_address` has or may get, or without one for this machine's device only; raises `EnvironmentLacks` if there
+        is none that trials can use, and `UsageError` for options that exclude each other."""
         check_driven(workers=workers, ray_address=ray_address, in_place=in_place)
         self._store = store
-        self._driver_options = {
+        self._driver_options: dict[str, Any] = {
             "ray_address": ray_address,
             "in_place": in_place,
             "workers": workers,
@@ -64,6 +67,10 @@ class Runner:
         }
         self._search_id = search_id
         self._hardware = None if ray_address is not None or search_id is not None else detect(device)[0]
+        self._offer: Offer | None = None
+        self._offered_at = float("-inf")
+        self._said: list[str] = []
+        """What the cluster lacks, as it was said last."""
         self._stopping = threading.Event()
         self._looked_at = time.monotonic()
 
@@ -89,8 +96,7 @@ class Runner:
                     if self._hardware is not None and not announced:
                         store.queue.announce(self._hardware)
                         announced = True
-                    names = None if self._hardware is None else _names(self._hardware)
-                    lease = store.queue.claim(new_owner(), names, search_id=self._search_id)
+                    lease = store.queue.claim(new_owner(), self._claimed(store), search_id=self._search_id)
                     if lease is not None:
                         self._drive(store, lease)
                         continue
@@ -106,6 +112,30 @@ class Runner:
                         _log.warning("autofit: the runner waits: %s", reason, exc_info=unforeseen)
                     last_error = reason
                 self._stopping.wait(pause)
+
+    def _claimed(self, store: Store) -> list[str] | None:
+        """The names of hardware for which it claims searches; None where it drives one search alone."""
+        if self._hardware is not None:
+            return _names(self._hardware)
+        if self._search_id is not None:
+            return None
+        waited_for = store.queue.hardware_waited_for()
+        is_old = time.monotonic() - self._offered_at > OFFER_SECONDS
+        if self._offer is None or (waited_for and is_old):
+            self._look_at_cluster(store, waited_for)
+        return [name for name in waited_for if self._offer is not None and name in self._offer.possible]
+
+    def _look_at_cluster(self, store: Store, waited_for: Sequence[str]) -> None:
+        """Announce what the cluster has, and say what it lacks."""
+        from autofit.prediction.estimation import site
+
+        offer = look(self._driver_options["ray_address"], self._driver_options["device"])
+        for hardware in [*(site(name)[0] for name in offer.cards), *([offer.here] if offer.here else [])]:
+            store.queue.announce(hardware)
+        lacking = sorted(set(waited_for) - offer.possible)
+        if lacking and lacking != self._said:
+            _log.warning("autofit: searches wait for what the cluster lacks: %s", ", ".join(lacking))
+        self._offer, self._offered_at, self._said = offer, time.monotonic(), lacking
 
     def _drive(self, store: Store, lease: Lease) -> None:
         _log.info("autofit: search %s begins, epoch %d", lease.search_id, lease.epoch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, update
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
@@ -56,7 +56,7 @@ class Event(Document):
     seq: int
     """1 for the first event of the search; there are no gaps."""
     kind: str
-    """A state that the search has entered, or `trial`."""
+    """A state that the search has entered, or news: `planned`, `trial`, `set_aside` (docs/reference/http.md)."""
     at: str
     """When, ISO 8601 in UTC."""
     body: Mapping[str, Any]
@@ -135,14 +135,9 @@ class SearchQueue:
         Returns its lease; None if there is no such search. With `search_id`, considers that search alone."""
 
         def work(connection: Connection) -> Lease | None:
-            running = SearchRow.state == "running"
-            gone_owners = [
-                o for o in connection.scalars(select(SearchRow.lease_owner).where(running)) if o and is_gone(o)
-            ]
-            abandoned = and_(running, or_(~is_held(connection), SearchRow.lease_owner.in_(gone_owners)))
-            name = SearchRow.hardware_name
-            on_hardware = name.is_not(None) if hardware is None else name.in_(hardware)
-            waiting = select(SearchRow).where(on_hardware, or_(SearchRow.state == "queued", abandoned))
+            waiting = select(SearchRow).where(_waits(connection))
+            if hardware is not None:
+                waiting = waiting.where(SearchRow.hardware_name.in_(hardware))
             if search_id is not None:
                 waiting = waiting.where(SearchRow.search_id == search_id)
             first = waiting.order_by(SearchRow.started_at, SearchRow.search_id).limit(1)
@@ -150,6 +145,12 @@ class SearchQueue:
             return None if row is None else _take_over(connection, row, owner)
 
         return self._database.commit(work)
+
+    def hardware_waited_for(self) -> list[str]:
+        """The names of the hardware for which searches wait that `claim` could return."""
+        names = select(SearchRow.hardware_name).distinct()
+        found = self._database.fetch(lambda c: c.scalars(names.where(_waits(c))).all())
+        return [name for name in found if name is not None]
 
     def begin(
         self,
@@ -314,6 +315,15 @@ class SearchQueue:
         """Names of the hardware that trials ran on or that a runner has had, in alphabetical order."""
         names = select(HardwareRow.name).distinct().order_by(HardwareRow.name)
         return list(self._database.fetch(lambda c: c.scalars(names).all()))
+
+
+def _waits(connection: Connection) -> ColumnElement[bool]:
+    """Which searches a runner may claim: those that are queued, and those whose driver has gone."""
+    running = SearchRow.state == "running"
+    owners = connection.scalars(select(SearchRow.lease_owner).where(running))
+    gone_owners = [owner for owner in owners if owner and is_gone(owner)]
+    abandoned = and_(running, or_(~is_held(connection), SearchRow.lease_owner.in_(gone_owners)))
+    return and_(SearchRow.hardware_name.is_not(None), or_(SearchRow.state == "queued", abandoned))
 
 
 def _join(connection: Connection, digest: str, hardware_name: str, request: Mapping[str, Any]) -> str | None:

@@ -94,10 +94,11 @@ def kinds(address: str) -> list[str]:
         raise EnvironmentLacks(
             "no node of Ray's that is up has a GPU", remedy="name the kinds of card that an autoscaler may add"
         )
-    return sorted({_kind(node) for node in with_gpus})
+    return sorted({kind(node) for node in with_gpus})
 
 
-def _kind(node: Node) -> str:
+def kind(node: Node) -> str:
+    """The name of the card that a node with GPUs has. Raises `EnvironmentLacks` where it does not say which."""
     if node.hardware is not None:
         return node.hardware
     names = [card.name for card in cards() for name in node.types if is_type_of(name, card)]

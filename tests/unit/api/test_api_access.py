@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from jobs import model_in
-from unit.operations.made_trials import MODEL
+from unit.operations.made_trials import MODEL, fits, make_job, make_trial
 
 from autofit.api.app import create_app
 from autofit.api.middleware.limits import BODY_BYTES
+from autofit.operations import WorkloadOptions
 from autofit.store import OPERATOR, Store
 
 SEARCH = {"model": MODEL, "seq_len": 128, "global_batch": 4}
@@ -149,6 +150,13 @@ def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path
         answer = client.get(path, params={**query, "model": name} if title else {"model": name})
         assert (title is None or answer.json()["title"] == title, name in answer.text) == (True, True)
         assert str(tmp_path) not in answer.text
+    job = make_job(WorkloadOptions(model=str(tmp_path / "own" / "tiny"), seq_len=32, global_batch=4))
+    kept = store.add(make_trial({"method": "full"}, fits(1.0, 100.0), job=job))
+    exported = client.get("/v1/recommendation", params={**query, "format": "trl"})
+    shown = client.get(f"/point/{kept.trial_id}/export/trl")
+    for answer in (exported, shown):
+        assert answer.status_code == 200, answer.text
+        assert "tiny" in answer.text and str(tmp_path) not in answer.text
     for name in ("outside", "../outside", "own/tiny", str(tmp_path / "own" / "tiny"), ".", "..", ""):
         refused = client.post("/v1/searches", json={**search, "model": name})
         assert (refused.status_code, "unknown model" in refused.json()["detail"]) == (400, True), name
@@ -165,15 +173,17 @@ def test_too_many_searches_are_refused(store: Store, monkeypatch: pytest.MonkeyP
 
 
 def test_every_request_has_an_id_and_a_line(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    client = TestClient(create_app(store, closed=True), headers=bearing(store.access.create("ann", "read")))
+    client = TestClient(create_app(store, closed=True), headers=bearing(store.access.create("ann", "run")))
     with caplog.at_level(logging.INFO, "autofit.api.requests"):
+        started = client.post("/v1/searches", json=SEARCH).json()["search_id"]
         named = client.get("/v1/searches/none", headers={"X-Request-ID": "mine-1"})
         made = client.get("/v1/trials", headers={"X-Request-ID": "x" * 65})
     assert named.headers["x-request-id"] == "mine-1"
     assert len(made.headers["x-request-id"]) == 32
     lines = [json.loads(record.getMessage()) for record in caplog.records]
     fields = ("request_id", "path", "status", "token", "search_id")
-    assert [tuple(line[name] for name in fields) for line in lines] == [
+    assert lines[0]["search_id"] == started
+    assert [tuple(line[name] for name in fields) for line in lines[1:]] == [
         ("mine-1", "/v1/searches/none", 404, "ann", "none"),
         (made.headers["x-request-id"], "/v1/trials", 200, "ann", None),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from jobs import model_in
-from unit.operations.made_trials import GIB, MADE, MODEL, fits, make_trial, out_of_memory
+from unit.operations.made_trials import GIB, MADE, MODEL, fits, make_job, make_trial, out_of_memory
 
 from autofit.api.app import create_app
 from autofit.operations import WorkloadOptions
@@ -204,6 +204,9 @@ def test_trials_of_a_model_and_an_outcome(client: TestClient, store: Store) -> N
     store.add(make_trial({}, fits(60, 900), job=job))
     assert get(client, "/v1/trials", model="qwen3-8b")["total"] == 1
     assert get(client, "/v1/trials", model=MODEL)["total"] == len(MADE)
+    habits = make_job(WorkloadOptions(model=MODEL, seq_len=128, global_batch=4, trainer="trl", eval_batch=2))
+    store.add(make_trial({"method": "lora"}, fits(2.0, 100.0), job=habits))
+    assert [get(client, "/v1/trials", **{"for": "trl", "eval_batch": n})["total"] for n in (2, 3)] == [1, 0]
     answer = get(client, "/v1/trials", model=MODEL, outcome="out_of_memory")
     assert (answer["total"], [t["outcome"] for t in answer["trials"]]) == (1, ["out_of_memory"])
 

@@ -129,6 +129,17 @@ def test_the_advice_of_a_404_asks_for_the_very_workload(client: TestClient) -> N
     assert "--devices 2" in advice
 
 
+def test_problems_name_parameters_as_they_are_called_here(client: TestClient) -> None:
+    question = f"/v1/recommendation?{WORKLOAD}&provenance=measured"
+    for wrong, detail in (
+        ("memory_limit=24Gigs", "memory_limit: memory size '24Gigs' is not understood"),
+        ("memory_limit=81GiB", "memory-limit 81.00 GiB is more than the 80.00 GiB of h100-80g"),
+        ("method=lora&min_rank=256", "is within method lora min_rank 256 allow numerics (run: autofit search --model "),
+        ("memory_limit=1GiB", "what would help: a higher memory_limit (h100-80g has 80.00 GiB), space offload, "),
+    ):
+        assert detail in client.get(f"{question}&{wrong}").json()["detail"]
+
+
 def test_what_is_measured_is_said_for_a_model_in_other_letters(client: TestClient) -> None:
     detail = client.get(f"/v1/frontier?model={MODEL.upper()}&seq_len=256").json()["detail"]
     assert f"measured: seq-len {OPTIONS.seq_len} global-batch {OPTIONS.global_batch}" in detail

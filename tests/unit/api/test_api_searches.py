@@ -6,16 +6,17 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from threading import Timer
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from fastapi.testclient import TestClient
 from unit.operations.made_trials import MODEL, fill
 
 from autofit.api.app import create_app
+from autofit.api.schema import documents
 from autofit.core.errors import UsageError
 from autofit.operations.service.submission import from_json, to_json
-from autofit.store import Lease, Store
+from autofit.store import ENDINGS, Lease, Store
 
 TOKEN = "correct-horse-battery-staple"
 ASKED = {"model": MODEL, "seq_len": 128, "global_batch": 4, "memory_limit": "24GiB", "time_budget": "1h"}
@@ -64,13 +65,18 @@ def events(client: TestClient, search_id: str, after: int | None = None) -> list
         event = dict(line.split(": ", 1) for line in block.splitlines())
         body = json.loads(event["data"])
         assert (event["id"], event["event"]) == (str(body["seq"]), body["kind"])
+        documents.EventAnswer.model_validate(body)
         bodies.append(body)
     return bodies
 
 
+def test_every_state_is_described() -> None:
+    assert get_args(documents.State) == ("queued", "running", *ENDINGS)
+
+
 def test_the_same_request_is_one_search(client: TestClient, store: Store) -> None:
     first = start(client)
-    assert (first["state"], first["waiting_for"]) == ("queued", "a runner with h100-80g")
+    assert (first["state"], first["waiting_for"]) == ("queued", "a free runner with h100-80g")
     assert start(client, hardware="H100-80G") == first
     assert start(client, seed=1)["search_id"] != first["search_id"]
     lease = claimed(store)

@@ -9,18 +9,23 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from leases import submit
 from unit.operations.made_trials import MADE
 
 from autofit.api import server
 from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.store import Store
+from autofit.trial.machine.detection import detect
 from tests.made_stores import put
 
 TOKEN = "a-secret-of-the-operator"
@@ -87,6 +92,18 @@ def test_a_server_answers_and_ends_on_sigterm(store_file: Path) -> None:
     # A service that is told to end and ends has not failed; supervisors report what has.
     assert process.returncode == 0
     assert "trial" not in err and "measured" not in err, "a server measures nothing: the message is a search's"
+
+
+def test_searches_of_the_servers_own_runner_are_lines_of_its_log(store_file: Path) -> None:
+    with Store.open(str(store_file)) as store:
+        search_id = submit(store, replace(store.trials()[0], hardware=detect()[0]))  # which asks nothing that can run
+    with running(store_file) as (process, address):
+        while get(f"{address}/v1/searches/{search_id}")["state"] != "failed":
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate()
+    assert f"search {search_id} begins, epoch 1\n" in err and f"search {search_id}: its driver ended" in err
+    assert "GET" not in err, "requests are logged where that is asked for"
 
 
 def test_a_server_on_loopback_answers_to_its_own_names_only(store_file: Path) -> None:

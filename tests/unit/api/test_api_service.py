@@ -166,6 +166,27 @@ def test_ready_means_that_the_store_answers_and_the_runner_lives(store: Store, m
     assert answer.json()["store"] == "it does not answer", "no address, for whoever asks has no token"
 
 
+def test_the_server_says_that_it_runs_though_all_requests_wait_for_the_store(
+    client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, there = threading.Semaphore(0), threading.Event()
+
+    def waits() -> list[Any]:
+        waiting.release()
+        there.wait()
+        return []
+
+    monkeypatch.setattr(store, "hardware", waits)
+    with ThreadPoolExecutor(40) as threads:  # as many as anyio has
+        asked = [threads.submit(client.get, "/v1/hardware") for _ in range(40)]
+        try:
+            for _ in asked:
+                waiting.acquire()
+            assert client.get("/healthz").status_code == 200
+        finally:
+            there.set()
+
+
 def fails(*args: object, **options: object) -> None:
     from autofit.core.errors import StoreError
 

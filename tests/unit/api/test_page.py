@@ -278,7 +278,7 @@ def test_a_search_is_started_watched_and_cancelled(client: TestClient, store: St
     assert (started.status_code, started.headers["hx-redirect"]) == (200, path)
     assert search.search_id in client.get("/searches").text
     page = client.get(path).text
-    assert "waits for a runner with h100-80g" in page and f'data-events="/v1{path}/events"' in page
+    assert "waits for a free runner with h100-80g" in page and f'data-events="/v1{path}/events"' in page
     assert client.post(f"{path}/cancel", headers=HTMX).headers["hx-redirect"] == path
     assert "cancelled" in client.get(path, headers=HTMX).text
     assert [one.action for one in store.access.audit()] == ["cancel", "search"]

@@ -26,6 +26,7 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured, UsageError
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
+from autofit.operations.hardware_compared import compare_hardware
 from autofit.operations.recommendation import find_hardware
 from autofit.planning.nothing_fits import Shortfall
 from autofit.store import Store
@@ -275,3 +276,8 @@ def test_one_devices_memory_is_the_limit_where_none_is_given(store: Store) -> No
     add(store, {"method": "full"}, fits(39, 900), A100)
     answer = operations.recommend(OPTIONS, store=store)
     assert (answer.memory_limit_bytes, answer.headroom_bytes) == (40 * GIB, GIB)
+    for ask in (operations.recommend, operations.frontier):
+        with pytest.raises(UsageError, match=r"memory-limit 41.00 GiB is more than the 40.00 GiB of a100-40g"):
+            ask(OPTIONS, memory_limit_bytes=41 * GIB, store=store)
+    (row,) = compare_hardware(OPTIONS, memory_limit_bytes=41 * GIB, store=store)
+    assert row.recommendation is not None, "cards are compared under one limit, and it is above this one's memory"

@@ -6,14 +6,19 @@ import errno
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from leases import submit
 from unit.operations.made_trials import fits, make_trial
+from unit.workers.made_workers import made_cluster
 
+from autofit.catalog.hardware import card
 from autofit.core.errors import UsageError
 from autofit.operations.service import driver, runner
 from autofit.store import Lease, Store, new_owner
+from autofit.workers.cluster import offer
+from autofit.workers.cluster.nodes import HARDWARE_LABEL
 
 LAST_WORDS = f"the head has gone\n{runner.STACK}\n/lib/libc.so.6(+0x1098ec) [0x7f0b8df278ec]\n"
 """As Ray ends a process that has lost its head."""
@@ -87,7 +92,9 @@ def test_a_card_with_another_power_limit_is_that_card_and_an_emulated_one_is_not
 
 def test_a_runner_outlives_what_passes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a full disk, on which no driver starts."""
-    search_id = submit(store, make_trial({}, fits(1.0, 100.0)))
+    trial = make_trial({}, fits(1.0, 100.0))
+    monkeypatch.setattr(runner, "detect", lambda device: (trial.hardware, trial.stack))
+    search_id = submit(store, trial)
     attempts: list[int] = []
 
     def drive(self: runner.Runner, store: Store, lease: Lease) -> None:
@@ -99,8 +106,51 @@ def test_a_runner_outlives_what_passes(store: Store, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(runner.Runner, "_drive", drive)
     monkeypatch.setattr(runner, "LEASE_SECONDS", 0.0)
-    runner.Runner(store.url, ray_address="auto").run()
+    runner.Runner(store.url).run()
     assert attempts == [1, 2] and store.search(search_id).state == "succeeded"  # type: ignore[union-attr]
+
+
+def test_a_cluster_is_given_searches_for_what_it_has_or_may_get_alone(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trial = make_trial({}, fits(1.0, 100.0))
+    names = ["h100-80g", "l40s", "a10g", "cpu-of-another"]
+    ids = {submit(store, replace(trial, hardware=replace(trial.hardware, name=n)), digest=n): n for n in names}
+    taken: list[str] = []
+    with made_cluster(tmp_path) as cluster:
+        cluster.add(kind="H100")
+        cluster.add(**{HARDWARE_LABEL: "l40s"})
+        running = runner.Runner(store.url, ray_address=cluster.ray_cluster.address)
+
+        def drive(self: runner.Runner, store: Store, lease: Lease) -> None:
+            taken.append(ids[lease.search_id])
+            store.queue.end(lease, "succeeded", None)
+
+        monkeypatch.setattr(runner.Runner, "_drive", drive)
+        monkeypatch.setattr(runner, "OFFER_SECONDS", 0.0)
+        thread = threading.Thread(target=running.run)
+        thread.start()
+        try:
+            while "lacks" not in caplog.text or len(taken) < 2:
+                time.sleep(0.05)
+            assert sorted(taken) == ["h100-80g", "l40s"]
+            assert caplog.messages == ["autofit: searches wait for what the cluster lacks: a10g, cpu-of-another"]
+            assert store.queue.hardware_names() == ["l40s"], "an H100 may be one of two cards"
+            cluster.add(kind="A10G")
+            while len(taken) < 3:
+                time.sleep(0.05)
+        finally:
+            running.stop()
+            thread.join()
+    assert taken[2:] == ["a10g"]
+
+
+@pytest.mark.parametrize(
+    ("addable", "is_possible"), [({"GPU": 8}, True), ({"GPU": 8, "accelerator_type:T4": 8}, False)]
+)
+def test_what_an_autoscaler_may_add_is_offered(addable: dict[str, float], is_possible: bool) -> None:
+    assert offer._may_add(card("h100-80g"), addable) == is_possible
+    assert offer._may_add(card("t4"), addable) and not offer._may_add(card("t4"), {"CPU": 8.0})
 
 
 def test_options_that_exclude_each_other_are_refused_at_once() -> None:

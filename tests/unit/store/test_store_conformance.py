@@ -163,7 +163,7 @@ class TestAsking:
         first = store.add(a_trial())
         faster = replace(first.hardware, name="h200-141g", memory_bytes=141 * 2**30)
         newer = replace(first.stack, torch="2.14.0")
-        longer = replace(first.workload, seq_len=4096, model="smollm2-135m")
+        longer = replace(first.workload, seq_len=4096, model="smollm2-135m", trainer="trl")
         on_hardware = store.add(a_trial(hardware=faster, outcome=OutOfMemory(reason="")))
         on_stack = store.add(a_trial(stack=newer))
         of_workload = store.add(a_trial(workload=longer))
@@ -174,6 +174,8 @@ class TestAsking:
             ({"workload_key": longer.key}, [of_workload]),
             ({"workload": {"seq_len": 4096, "lora_dropout": 0.05}}, [of_workload]),
             ({"workload": {"seq_len": 4096, "lora_dropout": 0.25}}, []),
+            ({"workload": {"trainer": "trl", "seed": 0}}, [of_workload]),
+            ({"workload": {"trainer": "axolotl"}}, []),
             ({"workload": {"seed": 0}, "hardware_key": faster.key}, [on_hardware]),
             ({"model": "smollm2-135m"}, [of_workload]),
             ({"outcome": "out_of_memory"}, [on_hardware]),

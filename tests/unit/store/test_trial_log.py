@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from leases import submit
 from unit.store.conftest import a_trial, context, measured
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Trial
 from autofit.store import Store
-from autofit.store.trial_log import StoredTrials
+from autofit.store.exchange import line_of, opening_line
+from autofit.store.trial_log import RESCUED, StoredTrials, import_rescued
 from autofit.techniques import complete
 
 
@@ -48,3 +51,19 @@ def test_a_trial_that_is_set_aside_stays_and_is_in_no_frontier(store: Store) -> 
     assert kept == slow.set_aside("n1 is slow") and kept.doubts == ("n1 is slow",) and other == sound
     frontier = store.frontier(**context(slow))
     assert frontier is not None and [point.trial_id for point in frontier.points] == [sound.trial_id]
+
+
+def test_a_torn_file_stays_and_what_is_whole_in_it_is_imported_once(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, whole = Path(f"{RESCUED}{submit(store, a_trial())}.jsonl"), opening_line() + line_of(a_trial())
+    file.write_text(whole + '{"config": {"met')
+    import_rescued(store)
+    assert (store.count(), file.exists()) == (1, True)
+    file.write_text(whole)
+    import_rescued(store)
+    assert (store.count(), file.exists()) == (1, False)
+    file.write_text("no trial\n")
+    import_rescued(store)
+    assert file.exists() and "stays: line 1 cannot be imported" in caplog.text

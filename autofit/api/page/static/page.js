@@ -32,8 +32,6 @@ for (const [name, busy] of [["htmx:beforeRequest", true], ["htmx:afterRequest", 
 
 function watch(table) {
   const endings = table.dataset.endings.split(" ");
-  const source = new EventSource(table.dataset.events);
-  let over = false;
   const number = (value, digits) => value.toLocaleString("en", {maximumFractionDigits: digits});
   const trial = ({trial_id, outcome, device_bytes, tokens_per_second, seconds, config}) => {
     const fits = outcome === "fits";
@@ -55,16 +53,25 @@ function watch(table) {
     });
   };
   const refresh = () => htmx.ajax("GET", table.dataset.state, {target: "#state"});
-  for (const kind of ["queued", "running", "planned", "trial", ...endings]) {
-    source.addEventListener(kind, (event) => {
-      if (kind === "trial") trial(JSON.parse(event.data).body);
-      over = endings.includes(kind);
-      clearTimeout(table.soon);
-      table.soon = setTimeout(refresh, 200);
+  let over = false;
+  const listen = () => {
+    table.tBodies[0].replaceChildren();
+    const source = new EventSource(table.dataset.events);
+    for (const kind of ["queued", "running", "planned", "trial", "set_aside", ...endings]) {
+      source.addEventListener(kind, (event) => {
+        if (kind === "trial") trial(JSON.parse(event.data).body);
+        over = endings.includes(kind);
+        clearTimeout(table.soon);
+        table.soon = setTimeout(refresh, 200);
+      });
+    }
+    source.addEventListener("error", () => {
+      if (over) return source.close(); // the stream ends with the search
+      // The browser connects again by itself, and asks for what it missed, unless the answer was an error.
+      if (source.readyState === EventSource.CLOSED) setTimeout(listen, 3000);
     });
-  }
-  // The stream ends with the search; before that, the browser connects again by itself.
-  source.addEventListener("error", () => over && source.close());
+  };
+  listen();
 }
 
 document.addEventListener("DOMContentLoaded", () => {
