@@ -24,6 +24,7 @@ from autofit.techniques.axes.micro_batch import MicroBatch
 from autofit.techniques.axes.optimizer import Optimizer
 from autofit.techniques.axes.precision import Precision, mixed_precision
 from autofit.techniques.axes.sharding import Offload, Sharding, needs_process_group
+from autofit.techniques.axes.update import Update
 from autofit.techniques.job import Job
 from autofit.techniques.selective import budget
 from autofit.techniques.technique import Technique
@@ -38,6 +39,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Batching(),
     Checkpointing(),
     Optimizer(),
+    Update(),
     Attention(),
     Kernels(),
     Loss(),
