@@ -7,6 +7,7 @@ transformers' Seq2SeqTrainingArguments), model/adapter.py and model/model_utils,
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from autofit.core.lattice import Value
 from autofit.export import distributed
@@ -154,6 +155,7 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
+    "update": partial(ta.update, trainer="LLaMA-Factory"),
     "attention": _attention,
     "kernels": _liger,
     "loss": _loss,

@@ -26,7 +26,7 @@ class UpdatesInBackward(torch.optim.Optimizer):
         self.is_active = True
         """Whether gradients are used up as they come; otherwise they accumulate as usual."""
         self.gradient_norm = torch.zeros(())
-        """L2 norm of all gradients of the last step."""
+        """L2 norm of all gradients of the last step, fp32 scalar."""
         self._norms: list[torch.Tensor] = []
         for parameter in self.of:
             parameter.register_post_accumulate_grad_hook(self._update)
@@ -40,7 +40,7 @@ class UpdatesInBackward(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         """End a step whose updates are made."""
-        self.gradient_norm = torch.linalg.vector_norm(torch.stack(self._norms))
+        self.gradient_norm = torch.linalg.vector_norm(torch.stack(self._norms)).float()
         self._norms.clear()
 
     def state_dict(self) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def fragmentation_keys(config: Config) -> tuple[Hashable, Hashable]:
     Fragmentation depends little on the optimizer and the rank, and much on whether the logits are one block.
     """
     decoder = (
-        config.without(*({"optimizer"} if not updates_in_backward(config) else ()), "micro_batch", "batching", "rank", "loss"),
+        config.without("micro_batch", "batching", "rank", "loss", *([] if updates_in_backward(config) else ["optimizer"])),
         (config["loss"] == "full", separates_sequences(config)),
     )
     micro_batch = config.number("micro_batch")

@@ -31,4 +31,4 @@ class InBackwardEngine(LocalEngine):
         """The norm of the gradients that the backward pass has used up; nothing was clipped."""
         self.optimizer.is_active = False
         self.optimizer.step()
-        return self.optimizer.gradient_norm.float()
+        return self.optimizer.gradient_norm
