@@ -29,16 +29,16 @@ class UpdatesInBackward(torch.optim.Optimizer):
         """L2 norm of all gradients of the last step, fp32 scalar."""
         self._norms: list[torch.Tensor] = []
         for parameter in self.of:
-            parameter.register_post_accumulate_grad_hook(self._update)
+            parameter.register_post_accumulate_grad_hook(self._update)  # type: ignore[no-untyped-call]
 
-    def _update(self, parameter: torch.Tensor) -> None:
+    def _update(self, parameter: nn.Parameter) -> None:
         if self.is_active and parameter.grad is not None:
             self._norms.append(torch.linalg.vector_norm(parameter.grad))
             self.of[parameter].step()
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """End a step whose updates are made."""
         self.gradient_norm = torch.linalg.vector_norm(torch.stack(self._norms)).float()
         self._norms.clear()

@@ -148,8 +148,9 @@ def fragmentation_keys(config: Config) -> tuple[Hashable, Hashable]:
 
     Fragmentation depends little on the optimizer and the rank, and much on whether the logits are one block.
     """
+    updater = [] if updates_in_backward(config) else ["optimizer"]
     decoder = (
-        config.without("micro_batch", "batching", "rank", "loss", *([] if updates_in_backward(config) else ["optimizer"])),
+        config.without("micro_batch", "batching", "rank", "loss", *updater),
         (config["loss"] == "full", separates_sequences(config)),
     )
     micro_batch = config.number("micro_batch")

@@ -28,9 +28,9 @@ from autofit.estimate.tracing.recorder import Recorder, RecorderOfCompiled, with
 from autofit.techniques import Job
 from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.update import updates_in_backward
+from autofit.techniques.in_backward import UpdatesInBackward
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.selective import interval
-from autofit.techniques.in_backward import UpdatesInBackward
 from autofit.techniques.technique import BuildPlan
 from autofit.training import engines
 from autofit.training.build import make_plan, make_skeleton
@@ -90,7 +90,8 @@ def trace_decoder(
     `keeps_inputs` as `Library.keeps_inputs`; `masked` says whether padding is masked.
 
     The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it.
-    Where the backward pass updates, both are whole steps: the first makes the optimizer's states. In place of the flash-attn package's kernel, torch's own build of it is traced, which keeps and allocates the same.
+    Where the backward pass updates, both are whole steps: the first makes the optimizer's states. In place of the
+    flash-attn package's kernel, torch's own build of it is traced, which keeps and allocates the same.
     """
     untraced, config = config, at_primes(config, job)
     plan = _fake_plan(config, job, masked=masked)
@@ -212,7 +213,7 @@ def _mark_gradients(recorder: Recorder, module: nn.Module) -> None:
         recorder.holds(parameter.grad, Category.GRADIENTS)
 
     for parameter in module.parameters():
-        parameter.register_post_accumulate_grad_hook(arrived)
+        parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
 
 def _name_states(trace: MemoryTrace) -> None:

@@ -40,9 +40,7 @@ CASES: list[tuple[str, dict[str, Value]]] = [
 
 
 @pytest.mark.parametrize(("family", "values"), CASES, ids=str)
-def test_it_trains_as_without_clipping(
-    family: str, values: dict[str, Value], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_trains_as_without_clipping(family: str, values: dict[str, Value], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "MAX_GRADIENT_NORM", 1e9)
     after, within = step_of(family, **values), step_of(family, update="in-backward", **values)
     for _ in range(3):
