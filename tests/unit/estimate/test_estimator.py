@@ -107,10 +107,13 @@ def test_on_a_processor_bitsandbytes_updates_copies_in_fp32(optimizer: str) -> N
         ("tied", "method=full,precision=bf16,checkpointing=full,optimizer=adamw-8bit"),
         ("sliding", "method=qlora,precision=bf16,checkpointing=selective"),
         ("mixture", "method=full,precision=bf16,checkpointing=every-4,optimizer=sgd"),
+        ("ungrouped", "method=full,precision=bf16,checkpointing=full,optimizer=adafactor,update=in-backward"),
+        ("tied", "method=full,precision=bf16-mixed,optimizer=adamw-8bit,loss=fused,update=in-backward"),
     ],
 )
 def test_an_exact_estimate_is_that_of_a_few_layers_repeated(name: str, text: str) -> None:
-    config, of = complete(parse(f"{text},micro_batch=2")), job_of(MODELS[name])
+    config = complete(parse(f"{text},micro_batch={4 if 'in-backward' in text else 2}"))
+    of = job_of(MODELS[name])
     quick, exact = (Estimator(of, RATES, exact=way).estimate(config, memory_limit_bytes=GIB) for way in (False, True))
     assert quick.memory_error == exact.memory_error == 0.0, "both traced"
     assert quick.peak_allocated_bytes == exact.peak_allocated_bytes
