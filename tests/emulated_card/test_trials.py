@@ -85,9 +85,7 @@ def test_no_scores_of_repeated_keys_are_kept(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lion-8bit"])
-def test_an_update_within_the_backward_pass_takes_what_is_predicted(
-    home: Path, tmp_path: Path, optimizer: str
-) -> None:
+def test_an_update_within_the_backward_pass_takes_what_is_predicted(home: Path, tmp_path: Path, optimizer: str) -> None:
     """In each phase, of a head that is the embedding."""
     config = f"method=full,precision=bf16,micro_batch=2,loss=chunked,optimizer={optimizer},update=in-backward"
     with Machine(home, "a10g") as machine:

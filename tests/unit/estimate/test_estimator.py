@@ -11,12 +11,13 @@ from test_trace import MODELS
 from test_trace import job as job_of
 from tiny import CUDA_HARDWARE, shallow
 
-from autofit.catalog.models import load
+from autofit.catalog.models import load, shape
 from autofit.core.device.hardware import Hardware
 from autofit.core.lengths import padded
 from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.estimate.time.guessed_rates import guess
 from autofit.techniques import Job, complete, parse
 
@@ -75,6 +76,17 @@ def test_weights_gradients_and_states_are_their_formats_times_the_parameters(
     assert found.breakdown["weights"] == pytest.approx(weights * parameters, rel=2e-3)
     assert found.breakdown["optimizer"] == pytest.approx(optimizer * parameters, rel=2e-3)
     assert found.breakdown["gradients"] <= gradients * parameters * 1.002
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
+def test_within_the_backward_pass_an_update_does_the_same_and_needs_no_gradients(optimizer: str) -> None:
+    of, text = job_of(MODELS["gqa"]), f"method=full,precision=bf16,micro_batch=4,optimizer={optimizer}"
+    after, within = complete(parse(text)), complete(parse(f"{text},update=in-backward"))
+    assert floor_bytes(after, of) - floor_bytes(within, of) == 2 * shape(of.model).parameters
+    done, done_within = (Estimator(of, RATES).estimate(c, memory_limit_bytes=GIB).work for c in (after, within))
+    assert done is not None and done_within is not None and not done_within.update
+    kinds = {kind for kind in done.update if "update" in kind}
+    assert kinds and all(done_within.amounts[kind] == pytest.approx(done.update[kind]) for kind in kinds)
 
 
 def test_a_processor_has_no_context_and_one_figure_for_all_memory() -> None:
