@@ -53,9 +53,10 @@ class Update(Technique):
         return None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
-        """Only where updates have no temporaries: within the backward pass there are activations beside these."""
+        """Only where updates have no temporaries, as bitsandbytes' have on a CPU: within the backward pass there are
+        activations beside these."""
         kind = kind_of(lighter)
-        return not kind.has_temporaries and not (kind.in_8_bits and job.hardware.kind == "cpu")
+        return not kind.has_temporaries and not (kind.package == "bitsandbytes" and job.hardware.kind == "cpu")
 
     def plan(self, plan: BuildPlan) -> None:
         if updates_in_backward(plan.config):

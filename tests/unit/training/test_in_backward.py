@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from autofit.core.lattice import Value
-from autofit.techniques import unsupported
+from autofit.techniques import holds, unsupported
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 from autofit.techniques.in_backward import UpdatesInBackward
 from autofit.training.engines import local
 from autofit.training.step import TrainingStep
@@ -114,6 +117,18 @@ def test_what_it_cannot_work_with_is_refused(values: dict[str, Value], says: str
     fixed: dict[str, Value] = {"micro_batch": GLOBAL_BATCH, "update": "in-backward"}
     assert unsupported(config(**fixed), of) is None
     assert says in (unsupported(config(**{**fixed, **values}), of) or "")
+
+
+def test_it_is_claimed_to_be_lighter_where_updates_have_no_temporaries() -> None:
+    of = {"cpu": job(LLAMA), "cuda": job(LLAMA, hardware=CUDA_HARDWARE)}
+    claimed = set()
+    for optimizer, kind in itertools.product(OPTIMIZERS, of):
+        after = config(micro_batch=GLOBAL_BATCH, optimizer=optimizer)
+        if holds(of[kind])(after.replace(update="in-backward"), after):
+            claimed.add((optimizer, kind))
+    eight_bit = {"lion-8bit", "adamw-8bit", "paged-adamw-8bit"}
+    assert {name for name, kind in claimed if kind == "cuda"} == {"sgd", "lion", "adamw", *eight_bit}
+    assert {name for name, kind in claimed if kind == "cpu"} == {"sgd", "adamw"}
 
 
 def test_several_ranks_are_refused() -> None:
