@@ -26,6 +26,7 @@ class Update(Technique):
         recipe="after-backward",
         leaves_out_recipe=True,
         lighter=chain("in-backward", "after-backward"),
+        of_whole_batch=frozenset({"in-backward"}),
         does="When the optimizer updates the weights.",
         meanings={
             "in-backward": "each as soon as its gradient is there, which is then freed; gradients are not clipped",
