@@ -72,7 +72,8 @@ class Space:
         divisor). `batch` is the number of sequences per optimizer step on one device. Raises `UsageError` if it is
         below 1, or if no value of `micro_batch` divides it.
         """
-        return self._combinations(self._all_values(axes, batch), {axis.name: axis.is_stated for axis in axes})
+        combinations = self._combinations(self._all_values(axes, batch), {axis.name: axis.is_stated for axis in axes})
+        return (config for config in combinations if _is_of_batch(config, axes, batch))
 
     def _all_values(self, axes: Sequence[Axis], batch: int) -> _AxisValues:
         if batch < 1:
@@ -100,13 +101,17 @@ class Space:
         """How many configs the space has; arguments and errors as for `configs`."""
         values, says = self._all_values(axes, batch), {axis.name: axis.is_stated for axis in axes}
         parts = [part.get("micro_batch", ()) for rule in self.rules for part in (rule.when, rule.only, rule.never)]
-        named = {value for part in parts for value in part}
+        named = {batch, *(value for part in parts for value in part)}  # the whole batch is another matter
         # Micro-batches that no rule names are alike, and a batch may have hundreds of divisors.
         alike = [value for value in values["micro_batch"] if value not in named]
         others = [value for value in values["micro_batch"] if value in named]
         counted = [(1, (value,)) for value in others] + [(len(alike), tuple(alike[:1]))]
         return sum(
-            times * sum(1 for _ in self._combinations({**values, "micro_batch": micro_batch}, says))
+            times
+            * sum(
+                _is_of_batch(config, axes, batch)
+                for config in self._combinations({**values, "micro_batch": micro_batch}, says)
+            )
             for times, micro_batch in counted
         )
 
@@ -132,6 +137,11 @@ class Space:
                 config = dict(zip(searched, chosen, strict=True))
                 if not any(rule.excludes(config) for rule in self.rules):
                     yield Config.of({name: value for name, value in config.items() if says[name](value)})
+
+
+def _is_of_batch(config: Config, axes: Sequence[Axis], batch: int) -> bool:
+    """Whether no value is for the whole batch alone, or the micro-batch is that."""
+    return config["micro_batch"] == batch or not any(config.get(a.name) in a.of_whole_batch for a in axes)
 
 
 def names() -> tuple[str, ...]:

@@ -46,6 +46,8 @@ class Axis:
     slower: Pairs = frozenset()
     """Pairs (a, b) where a step with a is claimed to do all the work of one with b and more, all else equal, so that it
     cannot be faster."""
+    of_whole_batch: frozenset[Value] = frozenset()
+    """Values with which nothing is accumulated: the micro-batch is the whole batch of a device."""
     does: str = ""
     """A sentence on what the axis decides."""
     meanings: Mapping[Value, str] = field(default_factory=dict)

@@ -38,6 +38,7 @@ from autofit.techniques.axes.batching import micro_batches, packs, separates_seq
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import in_tf32, is_mixed, product_format
+from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
 from autofit.techniques.selective import interval, keeps_results
@@ -259,9 +260,13 @@ class Estimator:
         sharding_library = library(config, self.job)
         decoder = self._traces.decoder(config, sharding_library, accumulates=accumulation > 1)
         loss = self._traces.loss(alone(config, sharding_library), decoder.head, micro_batch * self.job.workload.seq_len)
-        update = self._traces.update(config, sharding_library)
         copied = [int(size) for size in decoder.offloaded.at(micro_batch, rank) if size]
-        events, update_costs, paged_bytes = update.events, update.works.at(1, rank), update.paged_bytes
+        events: Updates | None = None
+        update_costs, paged_bytes, times = loss.costs[0].repeated(0), 0, (0, 1)  # a later step, which makes no states
+        if not updates_in_backward(config):
+            update = self._traces.update(config, sharding_library)
+            events, update_costs, paged_bytes = update.events, update.works.at(1, rank), update.paged_bytes
+            times = (1, accumulation - 1)
         hosted, traffic = Hosted(), Traffic()
         if sharding_library is not None:
             holdings = self._traces.holdings(config, sharding_library)
@@ -285,8 +290,8 @@ class Estimator:
             for rank_of in ((None,) if sharding_library is None else sharding_library.extremes)
         ]
         costs = []
-        for works, of_loss, times in zip(decoder.works, loss.costs, (1, accumulation - 1), strict=True):
-            costs += [works.at(micro_batch, rank).repeated(times), of_loss.repeated(times)]
+        for works, of_loss, often in zip(decoder.works, loss.costs, times, strict=True):
+            costs += [works.at(micro_batch, rank).repeated(often), of_loss.repeated(often)]
         return Traced(
             tuple(sorted(lines, key=Timeline.peak, reverse=True)),
             tuple(costs),

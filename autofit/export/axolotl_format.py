@@ -191,6 +191,7 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": _optimizer,
+    "update": partial(ta.update, trainer="axolotl"),
     "attention": partial(ta.attention, trainer="axolotl"),
     "kernels": _liger,
     "mlp": _mlp,

@@ -155,6 +155,7 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
+    "update": partial(ta.update, trainer="LLaMA-Factory"),
     "attention": _attention,
     "kernels": _liger,
     "mlp": partial(ta.mlp, trainer="LLaMA-Factory"),

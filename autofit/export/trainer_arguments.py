@@ -78,12 +78,13 @@ def general_notes(task: Task, trainer: str, *, machines: str) -> list[str]:
     return notes + distributed.machine_notes(task, otherwise=machines)
 
 
-def run(task: Task) -> dict[str, object]:
-    """Arguments that no axis decides: clipping as in trials, the output folder, and the CPU if that was measured."""
+def run(task: Task, *, clips: bool = True) -> dict[str, object]:
+    """Arguments that no axis decides: clipping as in trials or none, the output folder, and the CPU if that was
+    measured."""
     device: dict[str, object] = {"use_cpu": True} if task.hardware.kind == "cpu" else {}
     return {
         "output_dir": "autofit-run",
-        "max_grad_norm": MAX_GRADIENT_NORM,
+        "max_grad_norm": MAX_GRADIENT_NORM if clips else 0.0,
         # The filter synchronises with the device after each micro-batch; trials do not.
         "logging_nan_inf_filter": False,
         **device,
@@ -167,6 +168,12 @@ def optimizer(value: Value, task: Task) -> Settings:
             )
         )
     return settings(*notes, training={"optim": OPTIMIZERS[str(value)].trainer, "weight_decay": weight_decay(value)})
+
+
+def update(value: Value, task: Task, *, trainer: str) -> Settings:
+    """A note where `trainer` would have to update within the backward pass."""
+    difference = f"{trainer} keeps all gradients until it updates, and clips them: more memory than was measured"
+    return settings(*([NeedsMore(f"update={value}: {difference}")] if value == "in-backward" else []))
 
 
 def compilation(value: Value, task: Task) -> Settings:

@@ -10,12 +10,14 @@ from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import FIRST_GPU, by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
 from autofit.export.document import Code, Emit, Export, Recommended, Settings, Task, collect, header, merge, settings
 from autofit.export.measured_code import Excerpt, excerpt
-from autofit.export.transformers_script import CHUNK_THE_LOSS, script
+from autofit.export.transformers_script import CHUNK_THE_LOSS, UPDATE_IN_BACKWARD, script
 from autofit.techniques.adapters import alpha
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.batching import packs
 from autofit.techniques.axes.mlp import tile_tokens
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 from autofit.techniques.axes.precision import is_mixed
+from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.habits import habits
 from autofit.techniques.habits.habit import InputGradients, UpcastBeside4Bit
 from autofit.techniques.selective import BUDGETS, keeps_results
@@ -121,6 +123,24 @@ def _loss(value: Value, task: Task) -> Settings:
     )
 
 
+def _update(value: Value, task: Task) -> Settings:
+    """Trainer's optimizer for each parameter. Trainer has none that updates within the backward pass, but for GaLore's
+    and the like, whose states its checkpoints leave out."""
+    if value != "in-backward":
+        return settings()
+    parts = [excerpt("autofit.techniques.in_backward", "UpdatesInBackward")]
+    overrides = OPTIMIZERS[str(task.config["optimizer"])].in_8_bits
+    if overrides:
+        parts.append(excerpt("autofit.techniques.axes.optimizer", "set_overrides"))
+    code = {f"update-{index}": part.code for index, part in enumerate(parts)}
+    function = UPDATE_IN_BACKWARD.replace("    SET_OVERRIDES\n", "        set_overrides(made, model)\n" * overrides)
+    return settings(
+        imports={statement: None for part in parts for statement in part.imports},
+        code={**code, "in_backward": function},
+        trainer={"trainer.optimizer = in_backward(trainer.model, training_args)": None},
+    )
+
+
 def _compilation(value: Value, task: Task) -> Settings:
     """Compiles decoder layers alone, as trials do; `torch_compile` would compile all, and allow TF32 products."""
     checkpointing_layer = "from transformers.modeling_layers import GradientCheckpointingLayer"
@@ -169,6 +189,7 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
+    "update": _update,
     "attention": _attention,
     "kernels": ta.liger,
     "mlp": _mlp,
@@ -183,7 +204,8 @@ TABLE: Mapping[str, Emit] = {
 def export_transformers(task: Recommended) -> Export:
     """A script that defines `model_kwargs`, `peft_config`, `training_args` and `make_trainer(dataset)`."""
     machines = machine_notes(task, otherwise="torchrun's --nnodes, --nproc-per-node, --node-rank and --master-addr")
-    run = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
+    clips = not updates_in_backward(task.config)
+    run = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task, clips=clips)})
     merged = merge(run, ta.evaluation(task, "transformers"), collect(TABLE, task))
     top = header(task, needs=_needs(task), launch=_launch(task), notes=merged.notes)
     return Export(text=top + script(merged, task), notes=merged.notes)

@@ -39,6 +39,21 @@ def chunk_the_loss(model):
 '''
 """Installs a loss kernel, called KERNEL here, in a model; needs the measured `Head`, and `CausalLMOutput`."""
 
+UPDATE_IN_BACKWARD = '''
+def in_backward(model, args):
+    """The optimizer that `args` name, which updates each parameter of `model` within the backward pass.
+    Trainer then logs a gradient norm of 0."""
+    kind, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
+
+    def make(parameters):
+        made = kind(parameters, weight_decay=args.weight_decay, **options)
+    SET_OVERRIDES
+        return made
+
+    return UpdatesInBackward([p for p in model.parameters() if p.requires_grad], make)
+'''
+"""Needs the measured `UpdatesInBackward`. SET_OVERRIDES stands for calling the measured `set_overrides`."""
+
 CHECKPOINTING_NAME = """\
 # transformers 5.23 renamed gradient_checkpointing to activation_checkpointing.
 CHECKPOINTING = "activation_checkpointing"

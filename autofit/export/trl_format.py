@@ -123,6 +123,7 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
+    "update": partial(ta.update, trainer="trl"),
     "attention": _attention,
     "kernels": _liger,
     "mlp": partial(ta.mlp, trainer="trl"),

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 GAIN = 0.03
 """Relative difference in predicted speed below which it does not count."""
 WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
-"""Axes that can be varied without tracing the decoder again (`Estimator`)."""
+"""Axes that can be varied without tracing the decoder again (`Estimator`). With update=in-backward the optimizer is a
+part of it, which is not counted."""
 Tier = tuple[Effect, int]
 """What changes do to the training, and the method's place in `METHODS`: the lowest tier is the most faithful."""
 
@@ -151,13 +152,21 @@ class _Neighbourhood:
 
     def _options(self, fits: Sequence[Estimate]) -> tuple[Change, ...]:
         """The smallest, fastest and safest change to what fits, all of one tier; one may be several of these."""
-        smallest = max(fits, key=lambda fit: (-self._edit_count(fit), *_speed_or_memory(fit)))
+        smallest = max(
+            fits,
+            key=lambda fit: (-self._edit_count(fit), self._keeps_optimizer(fit.config), *_speed_or_memory(fit)),
+        )
         safest = max(fits, key=lambda fit: (fit.headroom_bytes, speed(fit)))
         best = {"smallest": smallest, "fastest": self._fastest(fits, (smallest, safest)), "safest": safest}
         roles: dict[Config, list[str]] = {}
         for role, fit in best.items():
             roles.setdefault(fit.config, []).append(role)
         return tuple(self._change(self._estimates[config], *of_it) for config, of_it in roles.items())
+
+    def _keeps_optimizer(self, config: Config) -> bool:
+        """Whether the optimizer is the present one, or another form of it."""
+        optimizer = config["optimizer"]
+        return optimizer == self._base.config["optimizer"] or AXIS["optimizer"].effect(optimizer) < Effect.TRAINING
 
     def _fastest(self, fits: Sequence[Estimate], shown: Sequence[Estimate]) -> Estimate:
         """What takes the fewest edits among those whose speed nobody could tell from the highest; one that is `shown`
@@ -232,6 +241,8 @@ class _Neighbourhood:
         listed: Sequence[Value] = self._space.axes.get(axis.name, ())
         if axis.name == "attention" and listed:
             return ("efficient", *listed)  # which a search takes in place of sdpa where that helps
+        if axis.name == "update":
+            return axis.values  # searched where full training is compared with nothing else
         if axis.name == "micro_batch":
             batch = self._estimator.job.workload.batch_per_device
             return [n for n in range(1, batch + 1) if batch % n == 0 and (not listed or n in listed)]

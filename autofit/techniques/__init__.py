@@ -25,6 +25,7 @@ from autofit.techniques.axes.mlp import Mlp
 from autofit.techniques.axes.optimizer import Optimizer
 from autofit.techniques.axes.precision import Precision, mixed_precision
 from autofit.techniques.axes.sharding import Offload, Sharding, needs_process_group
+from autofit.techniques.axes.update import Update
 from autofit.techniques.job import Job
 from autofit.techniques.selective import budget
 from autofit.techniques.technique import Technique
@@ -39,6 +40,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     Batching(),
     Checkpointing(),
     Optimizer(),
+    Update(),
     Attention(),
     Kernels(),
     Mlp(),

@@ -18,7 +18,7 @@ def short(config: Config) -> str:
         words.append("targets attention")
     if config.get("attention") not in (None, "sdpa"):
         words.append(f"attention {config['attention']}")
-    words += [f"{axis} {config[axis]}" for axis in ("kernels", "mlp", "batching") if axis in config]
+    words += [f"{axis} {config[axis]}" for axis in ("update", "kernels", "mlp", "batching") if axis in config]
     if config.get("compile") is True:
         words.append("compile")
     words += [f"{axis} {config[axis]}" for axis in ("offload", "sharding") if config.get(axis) not in (None, "none")]

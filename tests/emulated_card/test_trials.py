@@ -100,6 +100,23 @@ def test_mlps_in_tiles_take_what_is_predicted(home: Path, tmp_path: Path, method
     assert whole.peak_allocated_bytes > 1.1 * measured
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lion-8bit"])
+def test_an_update_within_the_backward_pass_takes_what_is_predicted(home: Path, tmp_path: Path, optimizer: str) -> None:
+    """In each phase, of a head that is the embedding."""
+    config = f"method=full,precision=bf16,micro_batch=2,loss=chunked,optimizer={optimizer},update=in-backward"
+    with Machine(home, "a10g") as machine:
+        asked = ("trial", *JOB, "--config", config, "--json")
+        done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)["measurement"]
+    job = {"seq_len": 64, "global_batch": 2, "hardware": "a10g", "advice": False}
+    said = estimate("smollm2-135m", config, **job)
+    for phase in ("forward", "backward", "optimizer"):
+        assert abs(said.phase_peaks[phase] / measured["phase_peaks"][phase] - 1.0) < CLOSE / 5
+    after = estimate("smollm2-135m", config.replace("in-backward", "after-backward"), **job)
+    assert after.peak_allocated_bytes - said.peak_allocated_bytes > 0.5 * after.breakdown["weights"]
+
+
 TOLD = """
 from transformers import masking_utils
 masking_utils.is_tracing = lambda tensor=None: True

@@ -281,7 +281,7 @@ def test_a_config_answers_for_its_axes() -> None:
     config = complete({"method": "lora", "rank": 16, "compile": True})
     assert config["rank"] == config.get("rank") == config.number("rank") == 16
     assert config.text("method") == "lora"
-    assert set(config) == set(AXIS) - {"batching", "kernels", "mlp"}
+    assert set(config) == set(AXIS) - {"batching", "kernels", "mlp", "update"}
     assert list(config) == sorted(config)
     assert config.replace(rank=32).number("rank") == 32
     assert config.number("rank") == 16

@@ -596,7 +596,7 @@ def test_a_built_in_spaces_configs_are_complete_and_distinct(name: str) -> None:
     assert listed == list(space.configs(REGISTRY, batch=8))
     every = {axis.name for axis in REGISTRY if not axis.leaves_out_recipe}
     for config in listed:
-        named = set(config) - {"kernels", "mlp"}  # which go without saying where they are the recipe's
+        named = set(config) - {"kernels", "mlp", "update"}  # which go without saying where they are the recipe's
         assert named == (every - {"rank", "targets"} if config["method"] == "full" else every)
         for axis in REGISTRY:
             value = config.get(axis.name)

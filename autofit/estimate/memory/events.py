@@ -85,7 +85,7 @@ class Storages:
 
 @dataclass(frozen=True, slots=True)
 class MicroSteps:
-    """Memory of two micro-steps."""
+    """Memory of two micro-steps; of two whole steps where the backward pass updates."""
 
     storages: Storages
     setup: Events

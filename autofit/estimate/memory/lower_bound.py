@@ -8,6 +8,7 @@ from autofit.techniques import Job, quantisation
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import gathers_weights
+from autofit.techniques.axes.update import updates_in_backward
 
 
 def floor_parts(config: Config, job: Job) -> dict[str, int]:
@@ -28,7 +29,8 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
     per_weight = 2.0 if precision in ("bf16", "fp16") else 4.0
     state_bytes = kind_of(config).state_bytes
     state = 2.0 * per_weight if state_bytes is None else state_bytes
-    trained = {"weights": per_weight, "gradients": per_weight, "optimizer": state}
+    gradients = 0.0 if updates_in_backward(config) else per_weight
+    trained = {"weights": per_weight, "gradients": gradients, "optimizer": state}
     left = _left(config, job.workload.devices)
     return {part: int(model.parameters * size * left[part]) for part, size in trained.items()}
 

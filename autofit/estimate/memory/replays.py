@@ -15,6 +15,7 @@ from autofit.estimate.memory.allocator import OLDEST_FIRST, Block, CachingAlloca
 from autofit.estimate.memory.timeline import Timeline
 from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.axes.kernels import by_liger
+from autofit.techniques.axes.update import updates_in_backward
 
 STEPS = 8
 """The fewest steps of a trial. What the allocator keeps may grow for a few steps, as blocks come to lie differently."""
@@ -147,8 +148,9 @@ def fragmentation_keys(config: Config) -> tuple[Hashable, Hashable]:
 
     Fragmentation depends little on the optimizer and the rank, and much on whether the logits are one block.
     """
+    updater = [] if updates_in_backward(config) else ["optimizer"]
     decoder = (
-        config.without("optimizer", "micro_batch", "batching", "rank", "loss"),
+        config.without("micro_batch", "batching", "rank", "loss", *updater),
         (config["loss"] == "full", separates_sequences(config)),
     )
     micro_batch = config.number("micro_batch")

@@ -85,7 +85,7 @@ class Timeline:
 
 def timeline(
     steps: MicroSteps,
-    updates: Updates,
+    updates: Updates | None,
     evaluation: Evaluation | None = None,
     *,
     micro_batch: int,
@@ -95,28 +95,20 @@ def timeline(
     blocks: int = 0,
 ) -> Timeline:
     """Two optimizer steps: one micro-step, or two if it `accumulates`, then the update, which frees the gradients.
-    After the second, the `evaluation`.
+    Without `updates` the backward pass has them, and both steps are given. After the second, the `evaluation`.
 
     Every size is rounded up to a multiple of `rounding` bytes, as the device's allocator does. `blocks` are what a card
     runs at a time (`column_sums`).
     """
     storages = Storages.joined([part.storages for part in (steps, updates, evaluation) if part is not None])
     sizes = _rounded(_with_sums(storages.sizes.at(micro_batch, rank), storages.summed_columns, blocks), rounding)
-    lives, offset, of_updates = (len(part.categories) for part in (storages, steps.storages, updates.storages))
-    micro = Events.joined([steps.first, steps.second]) if accumulates else steps.first
-    alive = np.flatnonzero(np.bincount(micro.storages, weights=micro.signs, minlength=offset) > 0)
-    # In the second step storages are new ones, except for those that persist, the weights and states.
-    parts = [steps.setup]
-    for step, update in enumerate((updates.first, updates.second)):
-        parts += [
-            _shifted(micro, step * lives),
-            _states_shared(update, offset, updates, step * lives),
-            _freed(alive + step * lives),
-        ]
-    of_steps = Events.joined(parts)
+    lives = len(storages.categories)
+    first, second = _whole(steps) if updates is None else _updated(steps, updates, lives, accumulates)
+    of_steps = Events.joined([steps.setup, first, second])
     events = of_steps
     if evaluation is not None:
-        events = Events.joined([of_steps, _shifted(evaluation.events, lives + offset + of_updates)])
+        begin = lives - len(evaluation.storages.categories)
+        events = Events.joined([of_steps, _shifted(evaluation.events, lives + begin)])
     which = events.storages % lives
     return Timeline(
         sizes=events.signs * sizes[which],
@@ -126,9 +118,39 @@ def timeline(
         streams=storages.streams[which],
         of_products=storages.of_products[which],
         setup=len(steps.setup.storages),
-        second=sum(len(part.storages) for part in parts[:4]),
+        second=len(steps.setup.storages) + len(first.storages),
         evaluation=len(of_steps.storages),
     )
+
+
+def _whole(steps: MicroSteps) -> list[Events]:
+    """Two steps that update within their backward pass: what is left of each then goes, but for the states."""
+    lasts = steps.storages.categories == Category.OPTIMIZER
+    return [Events.joined([part, _freed(_alive(part, lasts))]) for part in (steps.first, steps.second)]
+
+
+def _alive(events: Events, besides: NDArray[np.bool_]) -> Integers:
+    """The storages that `events` leave allocated, without those `besides`."""
+    balance = np.bincount(events.storages, weights=events.signs, minlength=len(besides))
+    return np.flatnonzero((balance > 0) & ~besides)
+
+
+def _updated(steps: MicroSteps, updates: Updates, lives: int, accumulates: bool) -> list[Events]:
+    """Two steps, each with its update at the end. In the second, storages are new ones, `lives` further on, except for
+    those that persist: the weights and states."""
+    offset = len(steps.storages.categories)
+    micro = Events.joined([steps.first, steps.second]) if accumulates else steps.first
+    alive = _alive(micro, np.zeros(offset, dtype=np.bool_))
+    return [
+        Events.joined(
+            [
+                _shifted(micro, step * lives),
+                _states_shared(update, offset, updates, step * lives),
+                _freed(alive + step * lives),
+            ]
+        )
+        for step, update in enumerate((updates.first, updates.second))
+    ]
 
 
 def _with_sums(sizes: NDArray[np.float64], columns: Integers, blocks: int) -> NDArray[np.float64]:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporaril
 
 from autofit.core.errors import UsageError
 from autofit.estimate.kernels.scratch import Scratch
-from autofit.estimate.memory.memory_trace import BEFORE, Event, MemoryTrace, Place, Storage
+from autofit.estimate.memory.memory_trace import BEFORE, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.time.op_costs import Work
 from autofit.estimate.tracing.results import remembered
 
@@ -79,6 +79,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def ignore(self, tensor: torch.Tensor) -> None:
         """Record nothing of this tensor's storage."""
         self._ignore(tensor.untyped_storage())
+
+    def holds(self, tensor: torch.Tensor, category: Category) -> None:
+        """Say what the storage of `tensor` holds."""
+        self.trace.storages[self._indices[tensor.untyped_storage()._cdata]].holds = category
 
     @contextmanager
     def outside_allocator(self) -> Iterator[None]:

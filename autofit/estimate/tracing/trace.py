@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from autofit.catalog.models import Model, architecture
 from autofit.catalog.quiet import errors_only
@@ -17,20 +18,23 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
 from autofit.estimate.kernels.liger_layers import liger_layers
 from autofit.estimate.kernels.scratch import Scratch
-from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, MemoryTrace
+from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, Category, MemoryTrace
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
 from autofit.estimate.tracing import fake_weights
 from autofit.estimate.tracing.as_on_device import as_on_device, traceable_attention
+from autofit.estimate.tracing.fake_optimizer import as_on_host, give_quantisation_maps
 from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary, traceable
 from autofit.estimate.tracing.recorder import Recorder, RecorderOfCompiled, without_data
 from autofit.techniques import Job
 from autofit.techniques.axes.attention import keeps_scores
+from autofit.techniques.axes.update import updates_in_backward
+from autofit.techniques.in_backward import UpdatesInBackward
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.selective import interval
 from autofit.techniques.technique import BuildPlan
+from autofit.training import engines
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, kind
-from autofit.training.engines.local import LocalEngine
 from autofit.training.loss_module import LossModule
 from autofit.training.rows import Rows
 from autofit.training.step import TrainingStep
@@ -85,8 +89,9 @@ def trace_decoder(
     """The trace of two forwards and backwards of the model cut down to `layers`, with a boundary in place of the loss.
     `keeps_inputs` as `Library.keeps_inputs`; `masked` says whether padding is masked.
 
-    The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it. In
-    place of the flash-attn package's kernel, torch's own build of it is traced, which keeps and allocates the same.
+    The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it.
+    Where the backward pass updates, both are whole steps: the first makes the optimizer's states. In place of the
+    flash-attn package's kernel, torch's own build of it is traced, which keeps and allocates the same.
     """
     untraced, config = config, at_primes(config, job)
     plan = _fake_plan(config, job, masked=masked)
@@ -103,8 +108,13 @@ def trace_decoder(
         keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
         with keeping, _recorded(step, config, job, recorder, compiled_as=untraced):
             for number in (1, 2):
-                step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
+                observe = partial(_stage, recorder, number)
+                step.micro_step(inputs, labels, 1, last=number == 2, observe=observe)
+                if updates_in_backward(config):
+                    step.update(observe)
         recorder.close()
+    if updates_in_backward(config):
+        _name_states(recorder.trace)
     assert boundary.shape is not None
     return recorder.trace, boundary.shape
 
@@ -116,7 +126,7 @@ def trace_evaluation(
     """The trace of so many sequences evaluated together (`TrainingStep.evaluate`) by the model cut down to `layers`, at
     the prime rank alone: a loss's number of chunks is not proportional to the sequences."""
     config = config if config.get("rank") is None else config.replace(rank=RANK)
-    plan = _fake_plan(config, job, masked=masked)
+    plan = _fake_plan(config.without("update"), job, masked=masked)
     kernel = traceable(plan.evaluated_loss or plan.loss, job.hardware.capability)
     recorder = _recorder(config, scratch)
 
@@ -154,6 +164,7 @@ def _recorded(
         compiling = compiled(layers, recorder, compiled_as)
     with (
         compiling,
+        as_on_host(job) if updates_in_backward(config) else nullcontext(),
         as_on_device(config, job, recorder),
         liger_layers(config, model),
         recorder,
@@ -168,7 +179,8 @@ def _fake_plan(config: Config, job: Job, *, masked: bool) -> BuildPlan:
     plan.masks_padding = masked
     plan.attention = traceable_attention(plan.attention)
     plan.loss_scaling = False  # which needs no memory
-    plan.optimizer = lambda root: torch.optim.SGD(root.parameters())  # never run: updates are traced apart
+    if not updates_in_backward(config):
+        plan.optimizer = lambda root: torch.optim.SGD(root.parameters())  # never run: updates are traced apart
     return plan
 
 
@@ -181,7 +193,34 @@ def _fake_step(plan: BuildPlan, model: nn.Module, recorder: Recorder) -> Trainin
     module = LossModule(model, plan.loss, plan.evaluated_loss, masks_padding=plan.masks_padding, rows=rows)
     module.train()
     _register_residents(recorder, model, decoder_layers(model))
-    return TrainingStep(module, LocalEngine(module, plan), plan)
+    if updates_in_backward(plan.config):
+        _mark_gradients(recorder, module)  # before they are used up
+    with unset_fake_temporarily():  # bitsandbytes computes its quantisation maps from numbers
+        engine = engines.make_local(module, plan)
+    if isinstance(engine.optimizer, UpdatesInBackward):
+        for optimizer in engine.optimizer.of.values():
+            give_quantisation_maps(optimizer)
+    return TrainingStep(module, engine, plan)
+
+
+def _mark_gradients(recorder: Recorder, module: nn.Module) -> None:
+    """Tell the recorder of each gradient once it is there. That of a head comes when its loss is done."""
+
+    def arrived(parameter: torch.Tensor) -> None:
+        if recorder.place.layer == LOSS:
+            recorder.move(recorder.place.stage, AFTER)
+        assert parameter.grad is not None
+        recorder.holds(parameter.grad, Category.GRADIENTS)
+
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+
+
+def _name_states(trace: MemoryTrace) -> None:
+    """Say of what outlives its step, where no gradient does, that it is an optimizer's state."""
+    for storage in trace.storages:
+        if storage.allocated and (storage.freed is None or storage.freed.stage[-1] != storage.allocated.stage[-1]):
+            storage.holds = Category.OPTIMIZER
 
 
 def _checkpoint_as_in_full(layers: list[Any], kinds: list[Any]) -> None:
@@ -205,8 +244,8 @@ def _register_residents(recorder: Recorder, model: nn.Module, layers: list[Any])
 
 
 def _stage(recorder: Recorder, micro_step: int, phase: str) -> AbstractContextManager[None]:
-    """A forward starts before the first layer, a backward with the loss."""
-    recorder.move(f"{phase}-{micro_step}", BEFORE if phase == "forward" else LOSS)
+    """A backward starts with the loss, all else before the first layer."""
+    recorder.move(f"{phase}-{micro_step}", LOSS if phase == "backward" else BEFORE)
     return nullcontext()
 
 

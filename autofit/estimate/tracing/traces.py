@@ -31,6 +31,7 @@ from autofit.techniques.axes.batching import micro_batches, separates_sequences
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.axes.optimizer import kind_of
+from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.habits import masks_padding, of_formats
 from autofit.techniques.selective import budget
 from autofit.training.build import make_plan
@@ -221,7 +222,8 @@ class Traces:
         sizes by which torch keeps to a budget."""
         sizes = (config["micro_batch"], config.get("rank")) if budget(config) < 1 else ()
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        traced = at_primes(config, self.job).without(*{"optimizer", "loss", "batching"}.difference(_row_axes(config)))
+        elsewhere = {"optimizer", "loss", "batching"}.difference(_row_axes(config), _update_axes(config))
+        traced = at_primes(config, self.job).without(*elsewhere)
         return traced, tied and config["loss"] == "full", sizes, self._most_in_row(config)
 
     def _most_in_row(self, config: Config) -> int:
@@ -302,6 +304,11 @@ def _compiled_if_possible(config: Config, trace: Callable[[Config], V]) -> V:
 def _row_axes(config: Config) -> tuple[str, ...]:
     """The axis of how sequences share rows, where that changes what a decoder does."""
     return ("batching",) if separates_sequences(config) else ()
+
+
+def _update_axes(config: Config) -> tuple[str, ...]:
+    """The axis of what updates, where that is done within the backward pass."""
+    return ("optimizer",) if updates_in_backward(config) else ()
 
 
 def alone(config: Config, library: Library | None) -> Config:

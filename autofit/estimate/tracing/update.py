@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from copy import deepcopy
-from typing import Any, cast
-from unittest.mock import patch
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +13,7 @@ from autofit.core.lattice import Config
 from autofit.estimate.kernels.scratch import Scratch
 from autofit.estimate.memory.memory_trace import AFTER, MemoryTrace
 from autofit.estimate.tracing import fake_weights
+from autofit.estimate.tracing.fake_optimizer import as_on_host, give_quantisation_maps, page_states
 from autofit.estimate.tracing.recorder import Recorder, without_data
 from autofit.estimate.tracing.trace import HOST, architecture_kinds
 from autofit.techniques import Job
@@ -51,8 +49,8 @@ def trace_updates(
     recorder = Recorder(scratch)
     with fake:
         for engine in engines:
-            _give_quantisation_maps(engine.optimizer)
-            _page_states(engine.optimizer, recorder)
+            give_quantisation_maps(engine.optimizer)
+            page_states(engine.optimizer, recorder)
         for update in (1, 2):
             recorder.move(f"optimizer-{update}", AFTER)
             for engine in engines:
@@ -62,7 +60,7 @@ def trace_updates(
                         parameter.grad = gradient
                     recorder.ignore(parameter)
                     recorder.ignore(gradient)
-                with recorder, _as_on_host(job):
+                with recorder, as_on_host(job):
                     engine.update()
         recorder.close()
     return recorder.trace
@@ -108,43 +106,3 @@ def _like(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
     with torch._C._DisableTorchDispatch():
         empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return FakeTensor(mode, empty, HOST)
-
-
-def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:
-    """Replace bitsandbytes' own maps, which hold data, with fake ones of the same size."""
-    maps = getattr(cast(Any, optimizer), "name2qmap", None)
-    if maps is not None:
-        maps.update(dynamic=torch.empty(256), udynamic=torch.empty(256))
-
-
-@contextmanager
-def _as_on_host(job: Job) -> Iterator[None]:
-    """On a CPU: have bitsandbytes' update run as what it is there, several torch operations on fp32 copies. Its shape
-    rule treats the update as one kernel, which it is on a device."""
-    if job.hardware.kind != "cpu" or job.stack.bitsandbytes is None:
-        yield
-        return
-    from bitsandbytes.backends.cpu import ops
-
-    # Private, and so present in some versions only: in others the shape rule stays in force.
-    names = ("optimizer_update_8bit_blockwise", "optimizer_update_32bit")
-    kernels = {name: getattr(ops, f"_{name}_cpu") for name in names if hasattr(ops, f"_{name}_cpu")}
-    with patch.multiple(torch.ops.bitsandbytes, **kernels) if kernels else nullcontext():
-        yield
-
-
-PAGED_FROM = 100_000
-"""From this many elements on, bitsandbytes puts a state into managed memory (Optimizer8bit.get_state_buffer of
-bitsandbytes/optim/optimizer.py)."""
-
-
-def _page_states(optimizer: Any, recorder: Recorder) -> None:
-    """Have a paged optimizer page as it does on a device: on the host bitsandbytes warns and does not."""
-    if not getattr(optimizer, "is_paged", False):
-        return
-
-    def state_buffer(parameter: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        with recorder.outside_allocator() if parameter.numel() >= PAGED_FROM else nullcontext():
-            return torch.zeros_like(parameter, dtype=dtype)
-
-    optimizer.get_state_buffer = state_buffer

@@ -25,6 +25,8 @@ COMPANIONS: dict[Value, dict[str, Value]] = {
 }
 """Settings with which a GPU tries a value that is refused, or keeps nothing, with the plain recipe of some or all GPUs.
 Heads that share keys have no fused kernel in fp32 on any GPU, and none in fp16 on a T4."""
+EVERYWHERE: dict[Value, dict[str, Value]] = {"in-backward": {"micro_batch": TINY_BATCH}}
+"""Settings with which any device tries a value that the plain recipe refuses."""
 
 
 def precisions() -> Iterator[Check]:
@@ -77,6 +79,7 @@ def _precision(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
 
 def _value(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
     base = complete({**dict(bench.plain.items), "method": "lora"}) if axis.name in ADAPTER_AXES else bench.plain
+    base = base.replace(**EVERYWHERE.get(value, {}))
     if bench.hardware.kind == "cuda":
         base = base.replace(**COMPANIONS.get(value, {}))
     config = complete({**dict(base.items), axis.name: value})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autofit.core.distribution import install
 from autofit.core.lattice import Axis, Config, Value, closure
@@ -16,64 +16,71 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from autofit.techniques.technique import OptimizerFactory
+    Make = Callable[[nn.Module, list[nn.Parameter]], torch.optim.Optimizer]
+    """(module, those of its parameters to update) -> optimizer of these."""
 
 LEARNING_RATE = 3e-5
 """Small enough that thirty steps on one batch stay finite with every optimizer, large enough that five of them lower
 its loss by more than 16-bit rounding, which every trial checks. It affects neither memory nor time."""
 
 
-def _trainable(module: nn.Module) -> list[nn.Parameter]:
+def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
-def _torch(name: str, **options: bool) -> OptimizerFactory:
-    def factory(module: nn.Module) -> torch.optim.Optimizer:
+def _torch(name: str, **options: bool) -> Make:
+    def make(module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         import torch
 
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(_trainable(module), lr=LEARNING_RATE, **options)
+        optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, lr=LEARNING_RATE, **options)
         return optimizer
 
-    return factory
+    return make
 
 
-def _adafactor(module: nn.Module) -> torch.optim.Optimizer:
+def _adafactor(module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     from transformers.optimization import Adafactor
 
     # The values that transformers' Trainer sets for optim="adafactor".
     optimizer: torch.optim.Optimizer = Adafactor(
-        _trainable(module), lr=LEARNING_RATE, scale_parameter=False, relative_step=False
+        parameters, lr=LEARNING_RATE, scale_parameter=False, relative_step=False
     )
     return optimizer
 
 
-def _bitsandbytes(name: str) -> OptimizerFactory:
-    def factory(module: nn.Module) -> torch.optim.Optimizer:
+def _bitsandbytes(name: str) -> Make:
+    def make(module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         import bitsandbytes as bnb
-        from torch import nn
 
-        bnb_optimizer = getattr(bnb.optim, name)(_trainable(module), lr=LEARNING_RATE)
-        # A manager of its own: the library's global one would keep this model alive and apply its overrides, which it
-        # keys by position, to the next model.
-        bnb_optimizer.mng = bnb.optim.GlobalOptimManager.__new__(bnb.optim.GlobalOptimManager)
-        bnb_optimizer.mng.initialize()
-        if bnb_optimizer.args.optim_bits == 8:
-            # As in transformers' Trainer, the states of embeddings stay in 32 bits, for stability. With ZeRO, there as
-            # here, they do not: the optimizer sees flat partitions, among which bitsandbytes finds no embedding.
-            for child in module.modules():
-                if isinstance(child, nn.Embedding):
-                    bnb_optimizer.mng.register_module_override(child, "weight", {"optim_bits": 32})
-        optimizer: torch.optim.Optimizer = bnb_optimizer
+        optimizer: torch.optim.Optimizer = getattr(bnb.optim, name)(parameters, lr=LEARNING_RATE)
+        set_overrides(optimizer, module)
         return optimizer
 
-    return factory
+    return make
+
+
+def set_overrides(optimizer: Any, module: nn.Module) -> None:
+    """Have bitsandbytes keep the states of the embeddings of `module` in 32 bits, for stability, as transformers'
+    Trainer does. With ZeRO, there as here, they are not: the optimizer sees flat partitions, among which bitsandbytes
+    finds no embedding."""
+    from bitsandbytes.optim import GlobalOptimManager
+    from torch import nn
+
+    # A manager of its own: the library's global one would keep this model alive and apply its overrides, which it keys
+    # by position, to the next model, or the next parameter.
+    optimizer.mng = GlobalOptimManager.__new__(GlobalOptimManager)
+    optimizer.mng.initialize()
+    if optimizer.args.optim_bits == 8:
+        for child in module.modules():
+            if isinstance(child, nn.Embedding):
+                optimizer.mng.register_module_override(child, "weight", {"optim_bits": 32})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """The facts about one optimizer; they stand nowhere else."""
 
-    make: OptimizerFactory
+    make: Make
     does: str
     """In a few words."""
     trainer: str
@@ -97,6 +104,8 @@ class Kind:
     """Whether five updates at `LEARNING_RATE` are sure to lower the loss of one batch."""
     package: str | None = None
     """The package that it needs, as `Stack` names it; None where all trials have it."""
+    has_temporaries: bool = False
+    """Whether an update on an accelerator takes memory by the size of what it updates."""
     in_8_bits: bool = False
     """Whether its states are in 8 bits."""
     paged: bool = False
@@ -125,6 +134,7 @@ OPTIMIZERS = {
         trainer="adafactor",
         state_bytes=0.0,
         does_to_matrices="factorises",
+        has_temporaries=True,
         above="sgd",
         effect=Effect.TRAINING,
     ),
@@ -186,6 +196,7 @@ OPTIMIZERS = {
         state_bytes=None,
         deepspeed=("AdamW", {"torch_adam": True, "foreach": True}),
         above="adamw",
+        has_temporaries=True,
         weight_decay=0.01,
         updates_shards=True,
     ),
@@ -230,4 +241,5 @@ class Optimizer(Technique):
         return None
 
     def plan(self, plan: BuildPlan) -> None:
-        plan.optimizer = kind_of(plan.config).make
+        make = kind_of(plan.config).make
+        plan.optimizer = lambda module: make(module, trainable(module))

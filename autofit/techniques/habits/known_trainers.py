@@ -78,6 +78,7 @@ TRANSFORMERS = Trainer(
 _NO_BUDGET = dict.fromkeys(BUDGETS, "sets no budget of torch's")
 _NO_REPEATING = {"efficient": "leaves shared keys to torch's sdpa"}
 _NO_TILES = {"tiled": "computes MLPs as a whole"}
+_NO_EARLY_UPDATE = {"in-backward": "updates all weights after the backward pass"}
 
 TRL = Trainer(
     name="trl",
@@ -89,6 +90,7 @@ TRL = Trainer(
         "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},
         "attention": _NO_REPEATING,
         "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
+        "update": _NO_EARLY_UPDATE,
         "mlp": _NO_TILES,
     },
     cannot_with_adapters={"checkpointing": {SAVE_ATTENTION: "recomputes attention, too, in a model with adapters"}},
@@ -115,6 +117,7 @@ AXOLOTL = Trainer(
         "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
         "loss": {"chunked": "chunks the loss alone and makes all logits at once"},
         "attention": _NO_REPEATING,
+        "update": _NO_EARLY_UPDATE,
     },
     cannot_in_full={
         "precision": {
@@ -137,6 +140,7 @@ LLAMAFACTORY = Trainer(
         "checkpointing": {**_ALL_LAYERS, **_NO_BUDGET},
         "loss": {"chunked": "has no such loss and makes all logits at once"},
         "attention": _NO_REPEATING,
+        "update": _NO_EARLY_UPDATE,
         "mlp": _NO_TILES,
     },
     cannot_with_adapters={

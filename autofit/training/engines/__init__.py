@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from autofit.techniques.axes.update import updates_in_backward
 from autofit.training.weights import Sharder
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from autofit.techniques.technique import BuildPlan
+    from autofit.training.engines.local import LocalEngine
 
 
 class Engine(Protocol):
@@ -68,6 +70,15 @@ def make(module: nn.Module, plan: BuildPlan) -> Engine:
         from autofit.training.engines.zero import ZeroEngine
 
         return ZeroEngine(module, plan)
+    return make_local(module, plan)
+
+
+def make_local(module: nn.Module, plan: BuildPlan) -> LocalEngine:
+    """The engine of one device."""
+    if updates_in_backward(plan.config):
+        from autofit.training.engines.in_backward import InBackwardEngine
+
+        return InBackwardEngine(module, plan)
     from autofit.training.engines.local import LocalEngine
 
     return LocalEngine(module, plan)

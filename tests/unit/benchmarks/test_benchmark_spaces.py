@@ -18,7 +18,7 @@ from autofit.techniques import AXES, complete, unsupported
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 PAGED = "paged-adamw-8bit"
 
-RECORDED = [axis for axis in AXES if axis.name not in ("batching", "kernels", "mlp")]
+RECORDED = [axis for axis in AXES if axis.name not in ("batching", "kernels", "mlp", "update")]
 """Recorded sequences are all full, which leaves nothing to batch otherwise, and were before there were the others."""
 
 

@@ -55,6 +55,7 @@ def test_columns_are_aligned() -> None:
             "lora, r16, bf16-mixed, micro-batch 1, ckpt none, adamw, loss full, targets attention, compile",
         ),
         ({"attention": "eager"}, "full, bf16-mixed, micro-batch 1, ckpt none, adamw, loss full, attention eager"),
+        ({"update": "in-backward"}, "full, bf16-mixed, micro-batch 1, ckpt none, adamw, loss full, update in-backward"),
         ({"offload": "nvme", "sharding": "zero3"}, "full, bf16-mixed, micro-batch 1, ckpt none, adamw, loss full, "
          "offload nvme, sharding zero3"),
     ],

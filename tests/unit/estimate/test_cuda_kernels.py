@@ -28,8 +28,8 @@ from autofit.estimate.memory.memory_trace import BEFORE
 from autofit.estimate.time.guessed_rates import guess
 from autofit.estimate.time.roofline import seconds
 from autofit.estimate.time.transfers import seconds_per_byte
+from autofit.estimate.tracing.fake_optimizer import PAGED_FROM
 from autofit.estimate.tracing.trace import trace_decoder
-from autofit.estimate.tracing.update import PAGED_FROM
 from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
 from autofit.techniques.attention_kernels import attention_kernel
 from autofit.training.build import make_plan, make_skeleton

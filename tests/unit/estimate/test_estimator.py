@@ -11,12 +11,13 @@ from test_trace import MODELS
 from test_trace import job as job_of
 from tiny import CUDA_HARDWARE, shallow
 
-from autofit.catalog.models import load
+from autofit.catalog.models import load, shape
 from autofit.core.device.hardware import Hardware
 from autofit.core.lengths import padded
 from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.estimate.time.guessed_rates import guess
 from autofit.techniques import Job, complete, parse
 
@@ -77,6 +78,17 @@ def test_weights_gradients_and_states_are_their_formats_times_the_parameters(
     assert found.breakdown["gradients"] <= gradients * parameters * 1.002
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-8bit"])
+def test_within_the_backward_pass_an_update_does_the_same_and_needs_no_gradients(optimizer: str) -> None:
+    of, text = job_of(MODELS["gqa"]), f"method=full,precision=bf16,micro_batch=4,optimizer={optimizer}"
+    after, within = complete(parse(text)), complete(parse(f"{text},update=in-backward"))
+    assert floor_bytes(after, of) - floor_bytes(within, of) == 2 * shape(of.model).parameters
+    done, done_within = (Estimator(of, RATES).estimate(c, memory_limit_bytes=GIB).work for c in (after, within))
+    assert done is not None and done_within is not None and not done_within.update
+    kinds = {kind for kind in done.update if "update" in kind}
+    assert kinds and all(done_within.amounts[kind] == pytest.approx(done.update[kind]) for kind in kinds)
+
+
 def test_a_processor_has_no_context_and_one_figure_for_all_memory() -> None:
     of = job("smollm2-135m", seq_len=128, global_batch=4, hardware=CPU)
     config = complete(parse("method=full,precision=bf16,micro_batch=4"))
@@ -107,10 +119,13 @@ def test_on_a_processor_bitsandbytes_updates_copies_in_fp32(optimizer: str) -> N
         ("tied", "method=full,precision=bf16,checkpointing=full,optimizer=adamw-8bit"),
         ("sliding", "method=qlora,precision=bf16,checkpointing=selective"),
         ("mixture", "method=full,precision=bf16,checkpointing=every-4,optimizer=sgd"),
+        ("ungrouped", "method=full,precision=bf16,checkpointing=full,optimizer=adafactor,update=in-backward"),
+        ("tied", "method=full,precision=bf16-mixed,optimizer=adamw-8bit,loss=fused,update=in-backward"),
     ],
 )
 def test_an_exact_estimate_is_that_of_a_few_layers_repeated(name: str, text: str) -> None:
-    config, of = complete(parse(f"{text},micro_batch=2")), job_of(MODELS[name])
+    config = complete(parse(f"{text},micro_batch={4 if 'in-backward' in text else 2}"))
+    of = job_of(MODELS[name])
     quick, exact = (Estimator(of, RATES, exact=way).estimate(config, memory_limit_bytes=GIB) for way in (False, True))
     assert quick.memory_error == exact.memory_error == 0.0, "both traced"
     assert quick.peak_allocated_bytes == exact.peak_allocated_bytes

@@ -36,6 +36,9 @@ PLAIN = [
     f"method=full,precision=bf16,optimizer=lion-8bit,{WHOLE}",
     f"method=full,precision=bf16,optimizer=adamw-8bit,{ACCUMULATED}",
     f"method=full,precision=bf16,optimizer=adamw-foreach,{WHOLE}",
+    f"method=full,precision=bf16-mixed,update=in-backward,{WHOLE}",
+    f"method=full,precision=bf16,optimizer=adafactor,checkpointing=full,update=in-backward,{WHOLE}",
+    f"method=full,precision=bf16,optimizer=lion-8bit,update=in-backward,{WHOLE}",
     # A rank that is a dimension of the base: k and v are products of the base all the same.
     f"method=lora,precision=bf16,checkpointing=selective,rank=32,{ACCUMULATED}",
     f"method=lora,precision=bf16-mixed,targets=attention,rank=16,{ACCUMULATED}",

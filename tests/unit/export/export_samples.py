@@ -60,7 +60,7 @@ def make_config(**values: Value) -> Config:
         filled = {k: v for k, v in filled.items() if k not in ("rank", "targets")}
     else:
         filled = {"rank": 16, "targets": "all-linear", **filled}
-    unsaid = {"batching": "padded", "kernels": "torch", "mlp": "whole"}
+    unsaid = {"batching": "padded", "kernels": "torch", "mlp": "whole", "update": "after-backward"}
     return Config.of({axis: value for axis, value in filled.items() if unsaid.get(axis) != value})
 
 

@@ -29,6 +29,7 @@ from autofit.core.lattice import Config
 from autofit.export import Export, export
 from autofit.export.distributed import FIRST_GPU
 from autofit.techniques.axes.kernels import by_liger
+from autofit.techniques.axes.update import updates_in_backward
 from autofit.trial.limits.segments import ALLOCATOR
 
 pytestmark = pytest.mark.usefixtures("ampere")
@@ -54,7 +55,7 @@ def check_training(config: Config, args: Any) -> None:
     # Measured are trials that compile decoder layers alone, and that wait for nothing within a step.
     assert args.torch_compile is False
     assert args.logging_nan_inf_filter is False
-    assert (args.max_grad_norm, args.learning_rate) == (1.0, None)
+    assert (args.max_grad_norm, args.learning_rate) == (0.0 if updates_in_backward(config) else 1.0, None)
     assert args.use_liger_kernel is (config["loss"] == "fused" or by_liger(config))
     assert args.auto_find_batch_size is False
     if args.use_liger_kernel:

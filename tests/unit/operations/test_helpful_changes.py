@@ -198,6 +198,15 @@ def test_offload_comes_before_what_trains_something_else(monkeypatch: pytest.Mon
     assert others and {change.effect for change in others} == {Effect.TRAINING}
 
 
+def test_doing_without_gradients_comes_before_another_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    heavy = config(f"method=full,precision=bf16,micro_batch={BATCH},checkpointing=full,loss=chunked")
+    early: dict[str, Value] = {"update": "in-backward"}
+    assert early in neighbourhood(predicted(heavy))._lighter()
+    changes = changes_among([{"optimizer": "sgd"}, early], heavy, monkeypatch)
+    (smallest,) = (change for change in changes if "smallest" in change.roles)
+    assert smallest.values == early and smallest.effect is Effect.TRAINING
+
+
 def test_what_needs_the_host_comes_first_or_last_and_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """First where nothing else trains the same, last where something does, and alone where nothing else fits."""
     heavy = config("method=full,precision=bf16-mixed,micro_batch=1,checkpointing=none,loss=chunked")

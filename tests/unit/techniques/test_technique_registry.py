@@ -41,6 +41,7 @@ def test_every_axis_of_the_contract_is_there_once_in_its_order() -> None:
         "batching",
         "checkpointing",
         "optimizer",
+        "update",
         "attention",
         "kernels",
         "mlp",

@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partialmethod
+from functools import cache, partial, partialmethod
 
 import pytest
 import torch
@@ -21,6 +21,7 @@ from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect
 from autofit.techniques import AXES, complete, unsupported
 from autofit.techniques.axes.compilation import missing_tool
+from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.selective import BUDGETS, budget
 from autofit.training.loss_module import LossModule
 from autofit.trial.machine import detection as site
@@ -76,8 +77,11 @@ def train(config: Config, model: Model) -> Trained:
     step = built(config, model, device=DEVICE, hardware=HARDWARE, stack=LIBRARIES)
     stir_adapters(step)
     tokens = rows().to(DEVICE)
+    arrived: dict[str, torch.Tensor] = {}
+    for name, parameter in step.module.named_parameters() if updates_in_backward(config) else ():
+        parameter.register_hook(partial(arrived.__setitem__, name))  # type: ignore[no-untyped-call]
     first = accumulate(step, tokens)
-    gradient = {name: g.clone() for name, g in gradients(step).items()}
+    gradient = {name: g.float().clone() for name, g in (arrived or gradients(step)).items()}
     step.update()
     return Trained((first, *(float(step.run(tokens)) for _ in range(STEPS - 1))), gradient)
 
@@ -85,6 +89,8 @@ def train(config: Config, model: Model) -> Trained:
 def plain(config: Config, model: Model) -> Config:
     """The same numerics without any technique."""
     exact = {axis.name: axis.recipe for axis in AXES if axis.name in EXACT and axis.recipe is not None}
+    if updates_in_backward(config):
+        exact["micro_batch"] = config["micro_batch"]
     return complete({**config.to_json(), **exact, "attention": attention_of(model)})
 
 
