@@ -9,6 +9,7 @@ from autofit.catalog.models import Model, shape
 from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques.axes.kernels import MODEL_TYPES
 from autofit.techniques.axes.sharding import needs_process_group
+from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
 
@@ -34,9 +35,11 @@ def why_whole(config: Config, model: Model, *, seq_len: int, lora_dropout: float
         return f"mlp=tiled would tile nothing: {seq_len} tokens are no more than the model is wide, {width}; use whole"
     if config["compile"] is True:
         return "mlp=tiled cannot work with compile=true, which compiles a layer as a whole: use compile=false"
+    how = "which takes a weight's gradient once in a backward pass"
+    if updates_in_backward(config):
+        return f"mlp=tiled cannot work with update=in-backward, {how}: use whole"
     if needs_process_group(config):
         axis = "offload" if config["sharding"] == "none" else "sharding"
-        how = "which takes a weight's gradient once in a backward pass"
         return f"mlp=tiled cannot work with {axis}={config[axis]}, {how}: use whole"
     if config["checkpointing"] == "selective":
         return "mlp=tiled cannot work with checkpointing=selective, which keeps the MLP's products: use save-attention"
