@@ -83,6 +83,19 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, confi
     )
 
 
+SYNC_EACH_BATCH = ("accelerator_config", "gradient_accumulation_kwargs", "sync_each_batch")
+"""The key that has gradients reduced after each micro-batch, and the keys that it is within."""
+
+
+def synchronises(keys: Keys, where: Where) -> bool:
+    """Whether the file asks for a reduction after each micro-batch: Trainer otherwise waits for the last one
+    (`_run_epoch` of transformers' trainer.py)."""
+    settings: Any = keys.mapping(SYNC_EACH_BATCH[0], where=where)
+    for key in SYNC_EACH_BATCH[1:]:
+        settings = settings.get(key) if isinstance(settings, dict) else None
+    return _is_true(settings)
+
+
 def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:
     """DeepSpeed's settings, and what to call them. For a file that is not here, settings guessed from its name."""
     value = keys.value("deepspeed")

@@ -12,6 +12,7 @@ from autofit.export.document import Emit
 from autofit.trainers import axolotl, llamafactory, training_arguments, trl
 from autofit.trainers.keys import Keys, known_keys
 from autofit.trainers.run import Run, Where
+from autofit.trainers.sharded import synchronises
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class TrainerFiles:
         run = self.reader(keys, where)
         return replace(
             run,
+            synchronises=synchronises(keys, where),
             notes=tuple(dict.fromkeys(keys.notes)),
             assumed=tuple(dict.fromkeys(keys.assumed)),
             not_counted=keys.not_counted,

@@ -16,13 +16,14 @@ import yaml
 import autofit
 from autofit.catalog import hub
 from autofit.catalog.hardware import card
+from autofit.catalog.models import load, shape
 from autofit.cli.text.diagnosis import diagnosis_text
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
 from autofit.operations import Diagnosis, DiagnosisRequest
-from autofit.operations.diagnosing.case import Case
+from autofit.operations.diagnosing.case import Case, bytes_beyond
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
@@ -119,6 +120,43 @@ def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, 
         after = READERS["axolotl"].read(yaml.safe_load(copy.read_text()), Where())
         assert after.config == remedy.change.estimate.config and after.global_batch == 16
         assert "# a small one" in copy.read_text() and "lora_r: 16  # enough" in copy.read_text()
+
+
+FSDP = """\
+model_name_or_path: HuggingFaceTB/SmolLM2-135M
+dtype: bfloat16
+bf16: false
+max_length: 128
+completion_only_loss: false
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4
+fsdp: full_shard
+fsdp_config:
+  version: 2
+"""
+SYNCHRONISED = "accelerator_config:\n  gradient_accumulation_kwargs:\n    sync_each_batch: true\n"
+
+
+def test_fsdp_keeps_gradients_whole_over_the_accumulation_unless_the_file_synchronises(config: Path) -> None:
+    asked: dict[str, Any] = {"model": "smollm2-135m", "devices": 4}
+    parameters = shape(load("smollm2-135m")).parameters
+    config.write_text(FSDP + SYNCHRONISED)
+    scattered = estimated(config, **asked)
+    for text, more in (
+        (FSDP, 2 - 2 / 4),  # bytes of each parameter, in place of a quarter of them
+        (FSDP.replace("bf16: false", "bf16: true"), 2 - 4 / 4),  # whose sums are fp32
+        (FSDP.replace("steps: 4", "steps: 1"), 0),
+        (FSDP + 'accelerator_config: \'{"gradient_accumulation_kwargs": {"sync_each_batch": true}}\'\n', 0),
+    ):
+        run = READERS["trl"].read(yaml.safe_load(text), Where(devices=4))
+        assert bytes_beyond(run, load("smollm2-135m")) == {"weights": 0, "gradients": parameters * more}
+    config.write_text(FSDP)
+    answer = diagnosed(config, memory_limit=scattered.device_bytes + 160 * MIB, **asked)
+    assert not answer.fits and any("gradients stay whole" in note for note in answer.notes)
+    [remedy] = answer.remedies
+    assert remedy.settings == {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
+    assert remedy.change.effect is Effect.EXACT and remedy.change.estimate.device_bytes == scattered.device_bytes
+    assert remedy.diff is not None and SYNCHRONISED in remedy.diff.replace("\n+", "\n")
 
 
 def test_the_document_says_everything(config: Path) -> None:
