@@ -91,7 +91,9 @@ def nvme_notes(task: Task) -> list[str]:
 
 
 def ddp_notes(task: Task, trainer: str) -> list[str]:
-    """How `trainer`'s DDP differs from trials, where gradients are views of the buckets."""
+    """How `trainer`'s DDP differs from trials that lack its habits, where gradients are views of the buckets."""
+    if task.workload.trainer is not None:
+        return []
     note = f"sharding=ddp: {trainer} holds gradients twice, in the parameters and in DDP's buckets; trials once"
     return [NeedsMore(note) if task.config["method"] == "full" else Near(note)]
 
