@@ -80,13 +80,16 @@ def size(text: str | None) -> int | None:
     return limit
 
 
-def command_of(answer: Recommendation, model: str) -> str | None:
-    """The command line of what is recommended for a user's program, with the model that the user named; None for
-    autofit's own step."""
+def remarks_on(answer: Recommendation, model: str) -> list[str]:
+    """What a recommendation's text is to say besides, for the model that the user named: the command line of a user's
+    program; of autofit's own step, that a checkpoint exceeds the host's memory."""
     from autofit import operations
-    from autofit.export import command_line
+    from autofit.export import Recommended, command_line, saving_notes
 
-    return None if answer.workload.program is None else command_line(answer, operations.hub_id(model))
+    source = operations.hub_id(model)
+    if answer.workload.program is not None:
+        return [f"Run: {command_line(answer, source)}"]
+    return saving_notes(Recommended.of(answer, source))
 
 
 def read_config(text: str, *, on: Card | Hardware, model: Model, trainer: str | None = None) -> Config:

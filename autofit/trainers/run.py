@@ -86,6 +86,8 @@ class Run:
     layers inside of decoder layers, of those `outside` of these, or of one matrix of the `vocabulary`'s size."""
     synchronises: bool = False
     """Whether the file has gradients reduced over the devices after each micro-batch (`sync_each_batch`)."""
+    saves_in_shards: bool = False
+    """Whether FSDP saves each device's share of weights and states by itself, where it would gather them."""
     narrower: tuple[str, str] | None = None
     """The key and value that load frozen weights in 16 bits; None where they are, or where none is frozen."""
     adapters: tuple[str, object] | None = None

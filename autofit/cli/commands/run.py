@@ -10,12 +10,12 @@ import typer
 from autofit import operations
 from autofit.cli import options
 from autofit.cli.arguments import (
-    command_of,
     given,
     hardware_names,
     loaded,
     prices,
     read_config,
+    remarks_on,
     requested_device,
     size,
     warn_of_emulated_bf16,
@@ -126,8 +126,9 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
     if as_json:
         print_json(result.to_json())
     else:
-        run_by = command_of(results[0].recommendation, request.workload.model)
-        print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result, run_by))
+        best = result.best if isinstance(result, operations.OverDevices) else result
+        remarks = remarks_on(best.recommendation, request.workload.model)
+        print(result_text(best, remarks) if best is result else over_devices_text(result, remarks))
 
 
 def _search_each(request: SearchRequest, names: list[str], prices: dict[str, float], *, as_json: bool) -> None:

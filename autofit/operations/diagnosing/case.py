@@ -15,6 +15,7 @@ from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect
 from autofit.estimate.assumptions import of_scales
 from autofit.estimate.estimate import Change, Estimate, Lightest
+from autofit.estimate.saving import too_much
 from autofit.export.document import Task
 from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
 from autofit.operations.diagnosing.run_reader import RunReader
@@ -25,7 +26,7 @@ from autofit.prediction.helpful_changes import Expressible
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import trained_format
-from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for
+from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for, spelled_option
 from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import Run
 from autofit.trainers.sharded import SYNC_EACH_BATCH
@@ -141,7 +142,8 @@ class Case(Expressible):
         if fits and self._edited:
             return [self._remedy(Change(values={}, effect=Effect.EXACT, estimate=estimate, roles=("smallest",)))]
         if fits and self._has_failed:
-            return self._remedies_with(self._half_as_many_evaluated(), Effect.EXACT, report)
+            edits = {**self._half_as_many_evaluated(), **self._saved_in_shards()}
+            return self._remedies_with(edits, Effect.EXACT, report)
         of_config = map(self._remedy, estimate.advice)
         remedies: Sequence[Remedy] = [remedy for remedy in of_config if remedy.change.estimate.likely_fits]
         if fits:
@@ -206,6 +208,15 @@ class Case(Expressible):
         if failure is None or failure.phase != "evaluation" or evaluates is None or evaluates.sequences == 1:
             return {}
         return {(evaluates.key,): evaluates.sequences // 2}
+
+    def _saved_in_shards(self) -> dict[KeyPath, Any]:
+        """The edit after which FSDP gathers nothing to save it, where that is what failed; none if it does not, or if
+        its settings are in another file."""
+        is_gathered = self.run.config.text("sharding").startswith("fsdp") and not self.run.saves_in_shards
+        failed_so = self._request.failure is not None and self._request.failure.phase == "saving"
+        if not (is_gathered and failed_so) or isinstance(self._values.get("fsdp_config"), str):
+            return {}
+        return {spelled_option(self._values, "state_dict_type"): "SHARDED_STATE_DICT"}
 
     def _evaluation_fits(self, estimate: Estimate) -> bool:
         """Whether evaluation alone stays within the limit, with room for the prediction's error."""
@@ -288,6 +299,8 @@ class Case(Expressible):
             more = bytes_beyond_formats(replace(self.run, beyond=((which, size),)), model)
             if which in _PARTS_BEYOND and more > GIB // 2:
                 yield f"{_PARTS_BEYOND[which]} {format_bytes(more)} more"
+        if estimate.cannot_save and estimate.host_memory_bytes is not None and not self.run.saves_in_shards:
+            yield f"checkpoints: {too_much(estimate.config, estimate.saving_host_bytes, estimate.host_memory_bytes)}"
         if self.run.defers:
             held = f"takes {format_bytes(self._beyond['gradients'])} more"
             yield f"gradients stay whole until the last micro-batch, which {held}, unless {SYNC_EACH_BATCH[-1]} is set"

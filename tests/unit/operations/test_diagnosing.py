@@ -254,6 +254,28 @@ def test_a_file_that_fits_and_has_failed_is_not_made_faster(config: Path) -> Non
     assert result.fits and not result.remedies and "faster" not in diagnosis_text(result)
 
 
+def test_what_fails_as_fsdp_gathers_a_checkpoint_is_saved_in_shards(config: Path) -> None:
+    of_saving = OF_EVALUATION.replace("evaluation_loop", "_save_checkpoint")
+    asked: dict[str, Any] = {"model": "smollm2-135m", "devices": 4, "traceback": of_saving}
+    config.write_text(FSDP + SYNCHRONISED)
+    answer = diagnosed(config, **asked)
+    assert [remedy.settings for remedy in answer.remedies] == [{"fsdp_config.state_dict_type": "SHARDED_STATE_DICT"}]
+    config.write_text(FSDP + "  fsdp_state_dict_type: SHARDED_STATE_DICT\n" + SYNCHRONISED)
+    assert not diagnosed(config, **asked).remedies
+
+
+@pytest.mark.parametrize("in_shards", [False, True])
+def test_a_checkpoint_that_exceeds_the_hosts_memory_is_noted(config: Path, in_shards: bool) -> None:
+    config.write_text(FSDP + ("  state_dict_type: SHARDED_STATE_DICT\n" if in_shards else "") + SYNCHRONISED)
+    request = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m", devices=4)
+    reader = RunReader(trainer=READERS["trl"], request=request, where=Where(devices=4))
+    case = Case(SourceFile.read(config), reader)
+    estimate = case.estimation.estimate()
+    small, enough = (replace(estimate, host_memory_bytes=estimate.saving_host_bytes + more) for more in (-1, 0))
+    assert estimate.copied_bytes and not any("checkpoints" in note for note in case._notes(enough))
+    assert any("checkpoints: saving one takes" in note for note in case._notes(small)) is not in_shards
+
+
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
     result = without_advice(config, hardware="h100-80g", model="smollm2-135m", traceback=ERROR)
     assert result.estimate.memory_limit_bytes > 79 * GIB
