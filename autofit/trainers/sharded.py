@@ -61,6 +61,8 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, confi
         value = f"zero{stage}" if stage else "ddp"
     elif keys.value("fsdp") or (config_is_enough and keys.value("fsdp_config")):
         options = _fsdp_options(keys, where)
+        if "1" in {str(options.get("version")), str(keys.value("fsdp_version") if config_is_enough else None)}:
+            keys.count_not("fsdp_version: 1", "unknown", "FSDP's first version; the second stands for it")
         library, value, offload = "fsdp", _fsdp(keys, options), _fsdp_offload(keys, options)
     else:
         if ranks is None:
