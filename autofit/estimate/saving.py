@@ -21,7 +21,6 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.estimate.memory.lower_bound import floor_parts
-from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.techniques import Job
 from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import uses_deepspeed
@@ -41,8 +40,13 @@ def too_much(config: Config, needed_bytes: int, present_bytes: int) -> str:
 
 def why_not_saved(config: Config, job: Job) -> str | None:
     """`too_much` by formula, where no step is traced; None where a checkpoint fits, or the host's memory is unknown."""
-    copied, present = copied_bytes(config, job), job.hardware.host_memory_bytes
-    needed = copied + ranks_per_host(job) * hosted_bytes(config, job) if copied and present else 0
+    needed, present = copied_bytes(config, job), job.hardware.host_memory_bytes
+    if not needed or not present:
+        return None
+    if config["offload"] != "none":
+        from autofit.estimate.sharding.hosted import hosted_bytes  # which imports torch
+
+        needed += ranks_per_host(job) * hosted_bytes(config, job)
     return too_much(config, needed, present) if needed > present else None
 
 

@@ -40,6 +40,7 @@ def search(
     space: options.Space = None,
     hardware: options.SeveralHardware = "auto",
     price: options.Price = None,
+    prices_file: options.Prices = None,
     device: options.Device = "auto",
     memory_limit: options.MemoryLimit = None,
     max_trials: Annotated[int | None, typer.Option("--max-trials", help="End after this many trials.")] = None,
@@ -96,7 +97,7 @@ def search(
         thorough=thorough,
         predict=not no_predict,
     )
-    per_hour = prices(price or [], names)
+    per_hour = prices(price or [], names, prices_file)
     if len(names) > 1 or names == ["all"]:
         if dry_run or fewer_devices:
             raise UsageError("--dry-run and --fewer-devices take one kind of hardware at a time")

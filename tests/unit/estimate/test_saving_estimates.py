@@ -132,7 +132,7 @@ def test_a_host_too_small_to_gather_all_saves_in_shards() -> None:
 
 @pytest.mark.parametrize("text", ["method=full,sharding=zero2,offload=optimizer", "method=full,sharding=ddp"])
 def test_what_is_offloaded_is_there_when_a_checkpoint_is_saved(text: str) -> None:
-    of, config = job(2), complete(parse(text))
+    of, config = replace(job(2), hardware=replace(CUDA_HARDWARE, count=2)), complete(parse(text))
     needed = copied(text, of) + 2 * hosted_bytes(config, of)
     short, enough = (replace(of.hardware, host_memory_bytes=size) for size in (needed - 1, needed))
     assert why_not_saved(config, replace(of, hardware=short)) is not None
