@@ -129,7 +129,10 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
     else:
         best = result.best if isinstance(result, operations.OverDevices) else result
         remarks = remarks_on(best.recommendation, request.workload.model)
-        print(result_text(best, remarks) if best is result else over_devices_text(result, remarks))
+        if isinstance(result, operations.OverDevices):
+            print(over_devices_text(result, remarks))
+        else:
+            print(result_text(result, remarks))
 
 
 def _search_each(request: SearchRequest, names: list[str], prices: dict[str, float], *, as_json: bool) -> None:
