@@ -98,7 +98,9 @@ def remarks_on(answer: Recommendation, model: str) -> list[str]:
     """What a recommendation's text is to say besides, for the model that the user named: the command line of a user's
     program; of autofit's own step, that a checkpoint exceeds the host's memory."""
     from autofit import operations
-    from autofit.export import Recommended, command_line, saving_notes
+    from autofit.export import command_line
+    from autofit.export.distributed import saving_notes
+    from autofit.export.document import Recommended
 
     source = operations.hub_id(model)
     if answer.workload.program is not None:

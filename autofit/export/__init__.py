@@ -10,7 +10,6 @@ from autofit.core.frontier import Recommendation
 from autofit.export.accelerate_format import export_accelerate
 from autofit.export.axolotl_format import export_axolotl
 from autofit.export.deepspeed_format import export_deepspeed
-from autofit.export.distributed import saving_notes
 from autofit.export.document import Export, Recommended
 from autofit.export.llamafactory_format import export_llamafactory
 from autofit.export.transformers_format import export_transformers
@@ -84,14 +83,4 @@ def check_memory(exported: Export, format: str, *, trainer: str | None = None) -
         raise UsageError(f"this needs more memory as {format} than was measured ({reasons}): {remedy}or add --anyway")
 
 
-__all__ = [
-    "FORMATS",
-    "Export",
-    "Recommended",
-    "check_format",
-    "check_memory",
-    "command_line",
-    "export",
-    "formats_for",
-    "saving_notes",
-]
+__all__ = ["FORMATS", "Export", "check_format", "check_memory", "command_line", "export", "formats_for"]
