@@ -90,8 +90,8 @@ SYNC_EACH_BATCH = ("accelerator_config", "gradient_accumulation_kwargs", "sync_e
 
 def synchronises(keys: Keys, where: Where) -> bool:
     """Whether the file asks for a reduction after each micro-batch: Trainer otherwise waits for the last one
-    (`_run_epoch` of transformers' trainer.py)."""
-    settings: Any = keys.mapping(SYNC_EACH_BATCH[0], where=where)
+    (`_run_epoch` of transformers' trainer.py). Settings in a file that is not here are taken not to."""
+    settings: Any = settings_of(SYNC_EACH_BATCH[0], keys.value(SYNC_EACH_BATCH[0]), where)
     for key in SYNC_EACH_BATCH[1:]:
         settings = settings.get(key) if isinstance(settings, dict) else None
     return _is_true(settings)

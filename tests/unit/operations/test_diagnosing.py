@@ -145,6 +145,7 @@ def test_fsdp_keeps_gradients_whole_over_the_accumulation_unless_the_file_synchr
     for text, more in (
         (FSDP, 2 - 2 / 4),  # bytes of each parameter, in place of a quarter of them
         (FSDP.replace("bf16: false", "bf16: true"), 2 - 4 / 4),  # whose sums are fp32
+        (FSDP + "accelerator_config: elsewhere.json\n", 2 - 2 / 4),
         (FSDP.replace("steps: 4", "steps: 1"), 0),
         (FSDP + 'accelerator_config: \'{"gradient_accumulation_kwargs": {"sync_each_batch": true}}\'\n', 0),
     ):
