@@ -51,22 +51,36 @@ def hardware_names(hardware: str, device: str = "auto") -> list[str]:
     return [name if card is None or len(names) == 1 else card.name for name, card in zip(names, cards, strict=True)]
 
 
-def prices(given: Sequence[str], names: Sequence[str]) -> dict[str, float]:
-    """Hardware -> the price of one device for an hour, from `--price NAME=NUMBER`; raises `UsageError`."""
+def prices(given: Sequence[str], names: Sequence[str], listed: Path | None = None) -> dict[str, float]:
+    """Hardware -> the price of one device for an hour: from the file of `--prices`, which may have those of more cards
+    than are compared, then from `--price NAME=NUMBER`. Raises `UsageError`."""
     from autofit.catalog.hardware import card
     from autofit.operations.hardware_compared import price_of_an_hour
 
-    price_of = {}
+    if (given or listed) and len(names) == 1 and names != ["all"]:
+        raise UsageError("a price compares kinds of hardware: name several, such as --hardware h100-80g,l40s")
+    in_file = {card(name).name: price_of_an_hour(str(number)) for name, number in _price_list(listed).items()}
+    price_of = {name: price for name, price in in_file.items() if names == ["all"] or name in names}
     for text in given:
         name, _, number = text.partition("=")
         if names == ["all"]:
             name = card(name).name
-        elif len(names) == 1:
-            raise UsageError("--price compares kinds of hardware: name several, such as --hardware h100-80g,l40s")
         elif name not in names:
             raise unknown("hardware with a price", name, names)
         price_of[name] = price_of_an_hour(number)
     return price_of
+
+
+def _price_list(path: Path | None) -> dict[str, object]:
+    import yaml
+
+    try:
+        listed = {} if path is None else yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"the prices in {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed):
+        raise UsageError(f"{path} must map names of hardware to prices, such as h100-80g: 2.50")
+    return listed
 
 
 def size(text: str | None) -> int | None:
@@ -80,13 +94,18 @@ def size(text: str | None) -> int | None:
     return limit
 
 
-def command_of(answer: Recommendation, model: str) -> str | None:
-    """The command line of what is recommended for a user's program, with the model that the user named; None for
-    autofit's own step."""
+def remarks_on(answer: Recommendation, model: str) -> list[str]:
+    """What a recommendation's text is to say besides, for the model that the user named: the command line of a user's
+    program; of autofit's own step, that a checkpoint exceeds the host's memory."""
     from autofit import operations
     from autofit.export import command_line
+    from autofit.export.distributed import saving_notes
+    from autofit.export.document import Recommended
 
-    return None if answer.workload.program is None else command_line(answer, operations.hub_id(model))
+    source = operations.hub_id(model)
+    if answer.workload.program is not None:
+        return [f"Run: {command_line(answer, source)}"]
+    return saving_notes(Recommended.of(answer, source))
 
 
 def read_config(text: str, *, on: Card | Hardware, model: Model, trainer: str | None = None) -> Config:

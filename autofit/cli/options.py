@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -76,6 +77,9 @@ SeveralHardware = Annotated[str, completed("--hardware", "hardware", f"{_SEVERAL
 SeveralEstimated = Annotated[str, completed("--hardware", "hardware", f"{_SEVERAL} a table of cards.")]
 Price = Annotated[
     list[str] | None, typer.Option("--price", help="Of a device for an hour, such as h100-80g=2.50; repeat it.")
+]
+Prices = Annotated[
+    Path | None, typer.Option("--prices", help="A YAML or JSON file of such prices, by name; --price goes first.")
 ]
 Store = Annotated[
     str | None,

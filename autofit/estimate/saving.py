@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
+from autofit.core.units import format_bytes
 from autofit.estimate.memory.lower_bound import floor_parts
 from autofit.techniques import Job
 from autofit.techniques.axes.precision import is_mixed, product_format
@@ -28,6 +29,25 @@ from autofit.techniques.job import ranks_per_host
 
 FILE_BYTES = 50 * 10**9
 """Most that one file of weights holds (`max_shard_size` of `save_pretrained` in transformers/modeling_utils.py)."""
+
+
+def too_much(config: Config, needed_bytes: int, present_bytes: int) -> str:
+    """That a checkpoint exceeds the host's memory, and what would help, in a sentence."""
+    instead = ": set state_dict_type: SHARDED_STATE_DICT" if config.text("sharding").startswith("fsdp") else ""
+    needed, present = format_bytes(needed_bytes), format_bytes(present_bytes)
+    return f"saving one takes {needed} of the machine's host memory: does not fit, it has {present}{instead}"
+
+
+def why_not_saved(config: Config, job: Job) -> str | None:
+    """`too_much` by formula, where no step is traced; None where a checkpoint fits, or the host's memory is unknown."""
+    needed, present = copied_bytes(config, job), job.hardware.host_memory_bytes
+    if not needed or not present:
+        return None
+    if config["offload"] != "none":
+        from autofit.estimate.sharding.hosted import hosted_bytes  # which imports torch
+
+        needed += ranks_per_host(job) * hosted_bytes(config, job)
+    return too_much(config, needed, present) if needed > present else None
 
 
 def copied_bytes(config: Config, job: Job) -> int:

@@ -47,7 +47,8 @@ def _sharding(value: Value, task: Task) -> Settings:
         return _fsdp(task)
     if value == "none":
         return settings(launch={"distributed_type": "NO"})
-    notes = ["sharding=ddp: pass Accelerator DistributedDataParallelKwargs(gradient_as_bucket_view=True), as measured"]
+    views = "pass Accelerator DistributedDataParallelKwargs(gradient_as_bucket_view=True), as measured"
+    notes = [f"sharding=ddp: {views}"] if task.workload.trainer is None else []
     kind = task.hardware.kind
     if kind != "cpu":
         return settings(*notes, launch={"distributed_type": "MULTI_XPU" if kind == "xpu" else "MULTI_GPU"})

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from autofit.core.errors import AutofitError
+from autofit.estimate.saving import why_not_saved
 from autofit.export.document import Near, NeedsMore, Recommended, Task
-from autofit.techniques import Job
+from autofit.techniques import Job, complete
 from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.axes.sharding import SHARDINGS_OF_OFFLOAD, uses_deepspeed
@@ -91,7 +93,9 @@ def nvme_notes(task: Task) -> list[str]:
 
 
 def ddp_notes(task: Task, trainer: str) -> list[str]:
-    """How `trainer`'s DDP differs from trials, where gradients are views of the buckets."""
+    """How `trainer`'s DDP differs from trials that lack its habits, where gradients are views of the buckets."""
+    if task.workload.trainer is not None:
+        return []
     note = f"sharding=ddp: {trainer} holds gradients twice, in the parameters and in DDP's buckets; trials once"
     return [NeedsMore(note) if task.config["method"] == "full" else Near(note)]
 
@@ -106,6 +110,19 @@ def machine_notes(task: Task, *, otherwise: str) -> list[str]:
         f"launch: all {ranks} ranks start on one machine; those of the trials may have been on several, as Ray places "
         f"them: for that, set {otherwise}"
     ]
+
+
+def saving_notes(task: Task) -> list[str]:
+    """A note if a checkpoint exceeds the host's memory, as transformers' Trainer saves it; none for a model or a config
+    that can no longer be read."""
+    if not task.hardware.host_memory_bytes:
+        return []
+    try:
+        job = Job(model=task.model(), workload=task.workload, hardware=task.hardware, stack=task.stack)
+        reason = why_not_saved(complete(task.config.to_json()), job)
+    except AutofitError:
+        return []
+    return [] if reason is None else [f"checkpoints: {reason}"]
 
 
 def sharded_layers(task: Task) -> list[str]:

@@ -75,7 +75,7 @@ def general_notes(task: Task, trainer: str, *, machines: str) -> list[str]:
         notes.append(
             NeedsMore(f"data: {trainer} passes a mask with what it pads, for which keys and values are repeated")
         )
-    return notes + distributed.machine_notes(task, otherwise=machines)
+    return notes + distributed.machine_notes(task, otherwise=machines) + distributed.saving_notes(task)
 
 
 def run(task: Task, *, clips: bool = True) -> dict[str, object]:

@@ -159,7 +159,7 @@ def _sharding(value: Value, task: Task) -> Settings:
             sections={"training": {"deepspeed": Code("DEEPSPEED")}, "deepspeed": library, "constants": folder},
             notes=trainer_settings.notes,
         )
-    if value == "ddp":
+    if value == "ddp" and task.workload.trainer is None:
         line = (
             "trainer.accelerator.ddp_handler.gradient_as_bucket_view = True  # one copy of each gradient, as measured"
         )

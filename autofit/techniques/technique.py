@@ -71,6 +71,8 @@ class BuildPlan:
     """DeepSpeed's own configuration, where DeepSpeed trains."""
     parts: tuple[BuildPart, ...] = ()
     """What alters the build, in the order in which it is applied."""
+    bucket_views: bool = True
+    """Whether gradients are views of DDP's buckets, so that they exist only once."""
     narrowed: bool = False
     """Whether a sharding library gives the forward pass the trained weights in compute_dtype and keeps the wider ones
     itself; elsewhere autocast converts them."""

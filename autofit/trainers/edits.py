@@ -114,14 +114,17 @@ def _exported_keys(trainer: TrainerFiles, task: Task, values: Mapping[str, Any])
     return exported
 
 
+def spelled_option(values: Mapping[str, Any], name: str) -> KeyPath:
+    """A key of `fsdp_config`, with the prefix if the user has it so."""
+    return "fsdp_config", f"fsdp_{name}" if _has(values, ("fsdp_config", f"fsdp_{name}")) else name
+
+
 def _spelled(trainer: TrainerFiles, values: Mapping[str, Any], path: KeyPath) -> KeyPath:
     """A key by the name that the user's version of the trainer has for it."""
     alias = trainer.aliases.get(path[0])
     if alias is not None and (alias in values or alias.removesuffix("_kwargs") in values):
         return (alias, *path[1:])
-    if path[0] == "fsdp_config" and len(path) == 2 and _has(values, ("fsdp_config", f"fsdp_{path[1]}")):
-        return path[0], f"fsdp_{path[1]}"
-    return path
+    return spelled_option(values, path[1]) if path[0] == "fsdp_config" and len(path) == 2 else path
 
 
 def _leaves(values: Mapping[str, Any], above: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:

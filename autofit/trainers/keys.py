@@ -16,7 +16,7 @@ from autofit.trainers.run import NotCounted, UnknownKey, Where
 
 _PEFT_CHOOSES = "peft chooses, mostly q and v projections; targets=attention stands for them"
 """Where no modules are named (peft, utils/constants.py)."""
-_TAKE_TEXT = ("deepspeed", "fsdp_config", "gradient_checkpointing_kwargs")
+_TAKE_TEXT = ("deepspeed", "fsdp_config", "accelerator_config", "gradient_checkpointing_kwargs")
 """Keys whose settings a file may hold as JSON text or, but for the last, in a file of their own."""
 _UNSET: tuple[object, ...] = (None, False, 0, "", [], {})
 """Values of a key that are as good as none."""

@@ -84,6 +84,10 @@ class Run:
     beyond: tuple[tuple[str, float], ...] = ()
     """What weights take beyond the config's own formats: bytes a parameter, of `all` parameters, of those of `linear`
     layers inside of decoder layers, of those `outside` of these, or of one matrix of the `vocabulary`'s size."""
+    synchronises: bool = False
+    """Whether the file has gradients reduced over the devices after each micro-batch (`sync_each_batch`)."""
+    saves_in_shards: bool = False
+    """Whether FSDP saves each device's share of weights and states by itself, where it would gather them."""
     narrower: tuple[str, str] | None = None
     """The key and value that load frozen weights in 16 bits; None where they are, or where none is frozen."""
     adapters: tuple[str, object] | None = None
@@ -94,6 +98,12 @@ class Run:
     """What the file does not say and the trainer's default decides, one sentence each."""
     not_counted: tuple[NotCounted, ...] = ()
     unknown: tuple[UnknownKey, ...] = ()
+
+    @property
+    def defers(self) -> bool:
+        """Whether FSDP leaves gradients whole on every device until the accumulation's last micro-batch, as Trainer has
+        it unless it `synchronises` (`no_sync` of accelerate/accelerator.py, 1.15)."""
+        return self.accumulation > 1 and self.config.text("sharding").startswith("fsdp") and not self.synchronises
 
     @property
     def global_batch(self) -> int:

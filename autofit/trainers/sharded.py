@@ -60,8 +60,9 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, confi
         stage, offload, optimizer = _stage(settings), _offload(settings), _optimizer(settings)
         value = f"zero{stage}" if stage else "ddp"
     elif keys.value("fsdp") or (config_is_enough and keys.value("fsdp_config")):
-        fsdp_config = keys.mapping("fsdp_config", FSDP_OPTIONS | {f"fsdp_{name}" for name in FSDP_OPTIONS}, where)
-        options = {name.removeprefix("fsdp_"): value for name, value in fsdp_config.items()}
+        options = _fsdp_options(keys, where)
+        if "1" in {str(options.get("version")), str(keys.value("fsdp_version") if config_is_enough else None)}:
+            keys.count_not("fsdp_version: 1", "unknown", "FSDP's first version; the second stands for it")
         library, value, offload = "fsdp", _fsdp(keys, options), _fsdp_offload(keys, options)
     else:
         if ranks is None:
@@ -81,6 +82,30 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, confi
         optimizer=optimizer,
         keeps_masters=True,
     )
+
+
+SYNC_EACH_BATCH = ("accelerator_config", "gradient_accumulation_kwargs", "sync_each_batch")
+"""The key that has gradients reduced after each micro-batch, and the keys that it is within."""
+
+
+def synchronises(keys: Keys, where: Where) -> bool:
+    """Whether the file asks for a reduction after each micro-batch: Trainer otherwise waits for the last one
+    (`_run_epoch` of transformers' trainer.py). Settings in a file that is not here are taken not to."""
+    settings: Any = settings_of(SYNC_EACH_BATCH[0], keys.value(SYNC_EACH_BATCH[0]), where)
+    for key in SYNC_EACH_BATCH[1:]:
+        settings = settings.get(key) if isinstance(settings, dict) else None
+    return _is_true(settings)
+
+
+def saves_in_shards(keys: Keys, where: Where) -> bool:
+    """Whether `fsdp_config` says so; a full state dict is the default (transformers' training_args.py)."""
+    return _fsdp_options(keys, where).get("state_dict_type") == "SHARDED_STATE_DICT"
+
+
+def _fsdp_options(keys: Keys, where: Where) -> Mapping[str, Any]:
+    """What `fsdp_config` holds, without the prefix that its keys may have."""
+    fsdp_config = keys.mapping("fsdp_config", FSDP_OPTIONS | {f"fsdp_{name}" for name in FSDP_OPTIONS}, where)
+    return {name.removeprefix("fsdp_"): value for name, value in fsdp_config.items()}
 
 
 def _deepspeed(keys: Keys, where: Where) -> tuple[Mapping[str, Any], str]:

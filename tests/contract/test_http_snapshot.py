@@ -20,7 +20,7 @@ BODIES = (
 )
 NOT_OVER_HTTP = {
     *("--store", "--json", "--workers", "--ray-address", "--in-place", "--device", "--dry-run", "--fewer-devices"),
-    "--price",
+    *("--price", "--prices"),
     "--no-predict",
     "--command",
 }
@@ -82,7 +82,10 @@ def test_an_estimate_has_the_command_lines_options_and_defaults(document: dict[s
 
     only_here, only_there = (
         {"advice"},
-        {"--price", "--tokens", "--explain", "--longest", "--exact", "--no-advice", "--html", "--verbose -v", "--json"},
+        {
+            *("--price", "--prices", "--tokens", "--explain", "--longest", "--exact", "--no-advice"),
+            *("--html", "--verbose -v", "--json"),
+        },
     )
     options = command_line()["estimate"]
     body = document["components"]["schemas"]["AskedEstimate"]["properties"]

@@ -320,7 +320,7 @@ def test_search_env_has_every_option_but_those_that_the_readme_names() -> None:
     options = {p.opts[0].removeprefix("--") for p in command.commands["search"].params}
     (data,) = of_kind(render("base"), "ConfigMap")
     given = {name.lower().replace("_", "-") for name in data["data"]}
-    of_the_cluster = {"ray-address", "store", "json", "dry-run", "in-place", "price"}
+    of_the_cluster = {"ray-address", "store", "json", "dry-run", "in-place", "price", "prices"}
     named = {"workers": "`replicas`", "fresh": "measuring afresh"}
     assert options - given == of_the_cluster | named.keys()
     told = " ".join(README[README.index("`k8s/base/search.env` has") :].split("\n\n")[0].split())

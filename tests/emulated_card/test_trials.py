@@ -27,8 +27,13 @@ from tests.here import run_here
 if TYPE_CHECKING:
     from tests.emulated_card.conftest import Start
 
-SHARDED = ("sharding=zero3,precision=fp32", "sharding=fsdp")
-"""With fp32, both gradients of the embedding that is the head, too, are most of what is there at the peak."""
+SHARDED = (
+    ("sharding=zero3,precision=fp32", None),
+    ("sharding=fsdp", None),
+    ("sharding=ddp,precision=bf16,loss=chunked", "trl"),
+)
+"""With fp32, both gradients of the embedding that is the head, too, are most of what is there at the peak. trl's DDP
+holds all gradients twice."""
 CLOSE = 0.005
 """How near the prediction is."""
 
@@ -42,18 +47,19 @@ def autofit(*words: str, store: Path, environment: Mapping[str, str] | None = No
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize("sharding", SHARDED)
-def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
+@pytest.mark.parametrize(("sharding", "trainer"), SHARDED)
+def test_two_ranks(home: Path, tmp_path: Path, sharding: str, trainer: str | None) -> None:
     """Each rank sees its card by UUID, which DeepSpeed's own question about free memory cannot read. Both evaluate too,
     which gathers what is sharded."""
     asked = ("trial", *JOB, "--devices", "2", "--config", sharding, "--eval-batch", "1", "--json")
+    asked += ("--for", trainer) if trainer else ()
     with Machine(home, "a10g", "a10g") as machine:
         done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found["outcome"] == "fits" and found["measurement"]["phase_peaks"]["evaluation"]
         assert [machine.held_bytes(place) for place in range(2)] == [0, 0]
-    job = {"seq_len": 64, "global_batch": 2, "devices": 2, "eval_batch": 1, "hardware": "a10g"}
+    job = {"seq_len": 64, "global_batch": 2, "devices": 2, "eval_batch": 1, "hardware": "a10g", "trainer": trainer}
     said = estimate("smollm2-135m", sharding, **job, advice=False)
     assert abs(said.peak_allocated_bytes / found["measurement"]["peak_allocated_bytes"] - 1.0) < CLOSE
 

@@ -33,7 +33,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any
 }
 """Each function with its command, and the client's method."""
 COMMANDS_OWN = {"context", "as_json", "form", "out", "html", "png", "verbose", "explain", "dry_run", "fewer_devices"}
-COMMANDS_OWN |= {"price", "tokens", "anyway", "longest"}
+COMMANDS_OWN |= {"price", "prices_file", "tokens", "anyway", "longest"}
 """What the command line prints and writes, and some that have functions of their own in `autofit.operations`."""
 NEGATED = {"no_predict": "predict", "no_advice": "advice"}
 RUNNERS_OWN = {"device", "workers", "ray_address", "in_place", "store", "exact", "command"}

@@ -10,7 +10,7 @@ import typer
 
 from autofit import operations
 from autofit.cli import options
-from autofit.cli.arguments import command_of, size
+from autofit.cli.arguments import remarks_on, size
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 from autofit.core.errors import UsageError
 
@@ -103,7 +103,7 @@ def recommend(
             workload.asked(), hardware=hardware, memory_limit_bytes=size(memory_limit), goal=wanted.goal(), store=opened
         )
     warn_of_contradictions(answer.contradictory)
-    text = recommendation_text(answer, command_of(answer, workload.model)) + "\n"
+    text = recommendation_text(answer, remarks_on(answer, workload.model)) + "\n"
     if form is not None:
         exported = export.export(answer, format=form, source=operations.hub_id(workload.model))
         if not anyway:

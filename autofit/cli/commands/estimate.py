@@ -31,6 +31,7 @@ def estimate(
     config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
     hardware: options.SeveralEstimated = "auto",
     price: options.Price = None,
+    prices_file: options.Prices = None,
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +76,7 @@ def estimate(
     limit = size(memory_limit)
     names = hardware_names(hardware)
     _check_together(context, several=len(names) > 1 or names == ["all"])
-    per_hour = prices(price or [], names)
+    per_hour = prices(price or [], names, prices_file)
     total = None if tokens is None else parse_tokens(tokens)
     devices = _devices(names)
     read = partial(read_config, model=loaded(workload.model), trainer=workload.trainer)

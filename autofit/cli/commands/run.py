@@ -10,12 +10,12 @@ import typer
 from autofit import operations
 from autofit.cli import options
 from autofit.cli.arguments import (
-    command_of,
     given,
     hardware_names,
     loaded,
     prices,
     read_config,
+    remarks_on,
     requested_device,
     size,
     warn_of_emulated_bf16,
@@ -40,6 +40,7 @@ def search(
     space: options.Space = None,
     hardware: options.SeveralHardware = "auto",
     price: options.Price = None,
+    prices_file: options.Prices = None,
     device: options.Device = "auto",
     memory_limit: options.MemoryLimit = None,
     max_trials: Annotated[int | None, typer.Option("--max-trials", help="End after this many trials.")] = None,
@@ -96,7 +97,7 @@ def search(
         thorough=thorough,
         predict=not no_predict,
     )
-    per_hour = prices(price or [], names)
+    per_hour = prices(price or [], names, prices_file)
     if len(names) > 1 or names == ["all"]:
         if dry_run or fewer_devices:
             raise UsageError("--dry-run and --fewer-devices take one kind of hardware at a time")
@@ -126,8 +127,12 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
     if as_json:
         print_json(result.to_json())
     else:
-        run_by = command_of(results[0].recommendation, request.workload.model)
-        print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result, run_by))
+        best = result.best if isinstance(result, operations.OverDevices) else result
+        remarks = remarks_on(best.recommendation, request.workload.model)
+        if isinstance(result, operations.OverDevices):
+            print(over_devices_text(result, remarks))
+        else:
+            print(result_text(result, remarks))
 
 
 def _search_each(request: SearchRequest, names: list[str], prices: dict[str, float], *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
 from autofit.cli.output import columns
@@ -49,9 +50,8 @@ def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) 
     return "\n\n".join([f"{heading}:", *(tables or ["nothing that was measured fits"]), *remarks])
 
 
-def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
-    """The recommendation, its headroom, what it changes about training, and its alternatives; `run` is the command of a
-    user's program for it."""
+def recommendation_text(answer: Recommendation, remarks: Sequence[str] = ()) -> str:
+    """The recommendation, its headroom, `remarks`, what it changes about training, and its alternatives."""
     m = answer.point.measurement
     lines = [
         f"Recommended for {answer.workload.model}, {step_text(answer.workload)}, on "
@@ -66,8 +66,7 @@ def recommendation_text(answer: Recommendation, run: str | None = None) -> str:
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
-    if run is not None:
-        lines.append(f"  Run: {run}")
+    lines += [f"  {remark}" for remark in remarks]
     if answer.hardware.is_emulated:
         lines.append(f"  {EMULATED}")
     if m.leak_bytes_per_step:

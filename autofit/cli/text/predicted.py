@@ -24,6 +24,7 @@ from autofit.core.units import format_bytes, format_duration
 from autofit.core.workload import METHODS, Workload
 from autofit.estimate.assumptions import PACKAGES, of_borrowed
 from autofit.estimate.estimate import Change, Estimate
+from autofit.estimate.saving import too_much
 from autofit.techniques import complete
 from autofit.techniques.short_text import short
 
@@ -162,11 +163,9 @@ def checkpoint_rows(estimate: Estimate) -> list[tuple[str, str]]:
     """What saving a checkpoint needs of the host, where that is more than training does."""
     if not estimate.copied_bytes:
         return []
-    needs = f"saving one takes {format_bytes(estimate.saving_host_bytes)} of the machine's host memory"
     if estimate.cannot_save and estimate.host_memory_bytes is not None:
-        in_shards = str(estimate.config.get("sharding")).startswith("fsdp")
-        instead = ": set state_dict_type: SHARDED_STATE_DICT" if in_shards else ""
-        return [("checkpoint", f"{needs}: does not fit, it has {format_bytes(estimate.host_memory_bytes)}{instead}")]
+        return [("checkpoint", too_much(estimate.config, estimate.saving_host_bytes, estimate.host_memory_bytes))]
+    needs = f"saving one takes {format_bytes(estimate.saving_host_bytes)} of the machine's host memory"
     training = estimate.machine_host_bytes
     return [("checkpoint", f"{needs}; training takes {format_bytes(training) if training else 'none'}")]
 

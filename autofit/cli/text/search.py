@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
@@ -26,15 +26,15 @@ WHY_WIDE = (
 )
 
 
-def result_text(result: SearchResult, run: str | None = None) -> str:
+def result_text(result: SearchResult, remarks: Sequence[str] = ()) -> str:
     """What is recommended and what finding it took, in two sentences; then the frontier, the recommendation in full,
-    and what else the search has seen. `run` as for `recommendation_text`."""
+    and what else the search has seen. `remarks` as for `recommendation_text`."""
     best = result.recommendation
     parts = (
         f"{_verdict(best)}\n{result.trials} trials ({result.out_of_memory} out of memory) in "
         f"{format_duration(result.seconds)}; stopped because {result.stopped_because}.",
         frontier_text(result.frontier, memory_limit_bytes=best.memory_limit_bytes),
-        recommendation_text(best, run),
+        recommendation_text(best, remarks),
         "\n".join(_notes(result)),
     )
     return "\n\n".join(parts)
@@ -125,7 +125,7 @@ def over_hardware_text(searches: OverHardware, prices: Mapping[str, float]) -> s
     return "\n\n".join([" ".join(sentences), columns(rows, right=frozenset({1, 2, 3})), *earlier, *emulated])
 
 
-def over_devices_text(searches: OverDevices) -> str:
+def over_devices_text(searches: OverDevices, remarks: Sequence[str] = ()) -> str:
     """Which number of devices to take, what each achieves, then the best of them in full."""
     rows = [("devices", "memory of each", "tokens/s", "of each", "config")]
     for devices in sorted({*searches.results, *searches.unanswered}):
@@ -143,7 +143,7 @@ def over_devices_text(searches: OverDevices) -> str:
     if searches.left_out:
         batch, numbers = searches.best.frontier.workload.global_batch, ", ".join(map(str, searches.left_out))
         parts.append(f"Left out, because the global batch of {batch} is not a multiple of them: {numbers} devices")
-    return "\n\n".join([*parts, result_text(searches.best)])
+    return "\n\n".join([*parts, result_text(searches.best, remarks)])
 
 
 def _devices_and_speed(result: SearchResult) -> str:

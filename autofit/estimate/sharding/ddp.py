@@ -3,7 +3,8 @@
 With `gradient_as_bucket_view` gradients live in the buckets (torch/csrc/distributed/c10d/reducer.cpp,
 `mark_variable_ready_dense`): these exist from the start, `set_to_none` frees none of them, and a gradient that autograd
 has allocated outside them, as it does wherever there is none yet, is copied in and dropped. Micro-batches before the
-last one accumulate into gradients of their own.
+last one accumulate into gradients of their own. Without it every gradient stays where autograd has put it: it is copied
+into its bucket and, once that is summed, back (`finalize_bucket_dense`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from autofit.estimate.sharding.library import Holdings, Library, Traffic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ddp(Library):
-    """`DistributedDataParallel` with `gradient_as_bucket_view`, which synchronises at the last micro-step."""
+    """`DistributedDataParallel`, which synchronises at the last micro-step."""
+
+    views: bool
+    """Whether gradients are views of the buckets (`gradient_as_bucket_view`)."""
 
     @property
     def updaters(self) -> int:
@@ -36,6 +40,8 @@ class Ddp(Library):
         """The trace with the buckets added, into which the last micro-step moves the gradients as they come."""
         edit = Edit(trace)
         edit.allocate(edit.trained_sizes(), None, holds=Category.GRADIENTS)
+        if not self.views:
+            return edit.trace
         gradients = {index for indices in edit.gradients("backward-1").values() for index in indices}
         into_buckets(edit, "backward-2" if accumulates else "backward-1", gradients)
         return edit.trace

@@ -15,6 +15,7 @@ from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect
 from autofit.estimate.assumptions import of_scales
 from autofit.estimate.estimate import Change, Estimate, Lightest
+from autofit.estimate.saving import too_much
 from autofit.export.document import Task
 from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
 from autofit.operations.diagnosing.run_reader import RunReader
@@ -25,9 +26,10 @@ from autofit.prediction.helpful_changes import Expressible
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import trained_format
-from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for
+from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for, spelled_option
 from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import Run
+from autofit.trainers.sharded import SYNC_EACH_BATCH
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.training_arguments import OF_TRANSFORMERS_5_17, OLDER
 
@@ -68,7 +70,8 @@ class Case(Expressible):
         self.run = reader.read(self._values)
         self.options = reader.options(self.run)
         model, _ = self.options.resolve()
-        self._extra_bytes = bytes_beyond_formats(self.run, model)
+        self._beyond = bytes_beyond(self.run, model)
+        self._extra_bytes = sum(self._beyond.values())
         self._only_bf16: str | None = None
         """Why the trainer can only emulate bf16 on this card; None where it need not."""
         self.estimation = self._estimation()
@@ -139,7 +142,8 @@ class Case(Expressible):
         if fits and self._edited:
             return [self._remedy(Change(values={}, effect=Effect.EXACT, estimate=estimate, roles=("smallest",)))]
         if fits and self._has_failed:
-            return self._remedies_with(self._half_as_many_evaluated(), Effect.EXACT, report)
+            edits = {**self._half_as_many_evaluated(), **self._saved_in_shards()}
+            return self._remedies_with(edits, Effect.EXACT, report)
         of_config = map(self._remedy, estimate.advice)
         remedies: Sequence[Remedy] = [remedy for remedy in of_config if remedy.change.estimate.likely_fits]
         if fits:
@@ -147,6 +151,7 @@ class Case(Expressible):
         if self.run.narrower is not None:
             key, value = self.run.narrower
             remedies = _more_faithful(self._remedies_with({(key,): value}, Effect.NUMERICS, report), remedies)
+        remedies = self._remedies_with(self._synchronised(), Effect.EXACT, report) or remedies
         remedies = self._remedies_with(self._fewer_evaluated(estimate), Effect.EXACT, report) or remedies
         if self.run.adapters is not None:
             key, turned_on = self.run.adapters
@@ -171,6 +176,12 @@ class Case(Expressible):
 
     def _asks_for_bf16(self, card: str) -> str:
         return f"{self._file.name} asks for bf16, which {card} only emulates"
+
+    def _synchronised(self) -> dict[KeyPath, Any]:
+        """The edit that has FSDP scatter gradients after each micro-batch; none where it does, or where the settings
+        that hold the key are in another file."""
+        is_text = isinstance(self._values.get(SYNC_EACH_BATCH[0]), str)
+        return {SYNC_EACH_BATCH: True} if self.run.defers and not is_text else {}
 
     def _fewer_evaluated(self, estimate: Estimate) -> dict[KeyPath, Any]:
         """The edit that evaluates as many sequences at once as fit; none if what the file asks for fits, or none would.
@@ -198,9 +209,18 @@ class Case(Expressible):
             return {}
         return {(evaluates.key,): evaluates.sequences // 2}
 
+    def _saved_in_shards(self) -> dict[KeyPath, Any]:
+        """The edit after which FSDP gathers nothing to save it, where that is what failed; none if it does not, or if
+        its settings are in another file."""
+        is_gathered = self.run.config.text("sharding").startswith("fsdp") and not self.run.saves_in_shards
+        failed_so = self._request.failure is not None and self._request.failure.phase == "saving"
+        if not (is_gathered and failed_so) or isinstance(self._values.get("fsdp_config"), str):
+            return {}
+        return {spelled_option(self._values, "state_dict_type"): "SHARDED_STATE_DICT"}
+
     def _evaluation_fits(self, estimate: Estimate) -> bool:
         """Whether evaluation alone stays within the limit, with room for the prediction's error."""
-        outside_phase = estimate.breakdown["context"] + self._extra_bytes
+        outside_phase = estimate.breakdown["context"] + self._beyond["weights"]
         return estimate.phase_peaks[EVALUATION] * (1.0 + ROOM) + outside_phase <= self.estimation.memory_limit_bytes
 
     def _edited_by(self, edits: Mapping[KeyPath, Any], effect: Effect) -> Case:
@@ -218,24 +238,24 @@ class Case(Expressible):
         return max(estimate.phase_peaks[phase] for phase in PHASES) + self._extra_bytes
 
     def _advised(self, report: Callable[[int], None]) -> Estimate:
-        """The config's estimate under the limit less what its weights' format takes, with changes that help."""
+        """The config's estimate under the limit less what the run takes beyond it, with changes that help."""
         limit, left_out = self.estimation.memory_limit_bytes, self._extra_bytes + self._missed_bytes
         if limit > left_out:
             estimation = replace(self.estimation, memory_limit_bytes=limit - left_out)
             if (self._edited or self._has_failed) and (estimate := estimation.estimate()).likely_fits:
                 return estimate  # the edit is the change
             return estimation.advised(report, self)
-        if self.run.narrower is None and limit <= self._extra_bytes:
-            extra = format_bytes(self._extra_bytes)
+        if self.run.narrower is None and limit <= self._beyond["weights"]:
+            extra = format_bytes(self._beyond["weights"])
             raise UsageError(
                 f"the format of its weights takes {extra} more, and there are {format_bytes(limit)}: name a larger card"
             )
         return self.estimation.estimate()
 
     def _whole(self, estimate: Estimate, run: Run) -> Estimate:
-        """`estimate` with what the frozen weights' format adds and what predictions missed, under the real limit."""
-        extra = bytes_beyond_formats(run, self.estimation.job.model)
-        more, parts = extra + self._missed_bytes, estimate.breakdown
+        """`estimate` with what the run takes beyond it and what predictions missed, under the real limit."""
+        beyond, parts = bytes_beyond(run, self.estimation.job.model), estimate.breakdown
+        more = sum(beyond.values()) + self._missed_bytes
         stated = of_scales(self.estimation.job)  # by the file: where it has single scales, they are counted
         return replace(
             estimate,
@@ -246,10 +266,13 @@ class Case(Expressible):
             peak_reserved_bytes=estimate.peak_reserved_bytes + more,
             breakdown={
                 **parts,
-                "weights": parts["weights"] + extra,
+                **{part: parts[part] + size for part, size in beyond.items()},
                 "temporaries": parts["temporaries"] + self._missed_bytes,
             },
-            phase_peaks={phase: size + more for phase, size in estimate.phase_peaks.items()},
+            phase_peaks={
+                phase: size + more - (0 if phase in ("forward", "backward") else beyond["gradients"])
+                for phase, size in estimate.phase_peaks.items()
+            },
         )
 
     def _lightest(self, estimate: Estimate) -> Lightest | None:
@@ -276,6 +299,11 @@ class Case(Expressible):
             more = bytes_beyond_formats(replace(self.run, beyond=((which, size),)), model)
             if which in _PARTS_BEYOND and more > GIB // 2:
                 yield f"{_PARTS_BEYOND[which]} {format_bytes(more)} more"
+        if estimate.cannot_save and estimate.host_memory_bytes is not None and not self.run.saves_in_shards:
+            yield f"checkpoints: {too_much(estimate.config, estimate.saving_host_bytes, estimate.host_memory_bytes)}"
+        if self.run.defers:
+            held = f"takes {format_bytes(self._beyond['gradients'])} more"
+            yield f"gradients stay whole until the last micro-batch, which {held}, unless {SYNC_EACH_BATCH[-1]} is set"
         tokens = self.run.config.number("micro_batch") * self.options.seq_len
         logits = tokens * shape(model).vocabulary_size
         if self.run.trainer == "trl":
@@ -320,8 +348,8 @@ class Case(Expressible):
         return run.config
 
     def extra_bytes(self, config: Config) -> int:
-        """Bytes that the weights' format takes, and those that predictions missed."""
-        return bytes_beyond_formats(self._runs[config], self.estimation.job.model) + self._missed_bytes
+        """Bytes that the weights' format and whole gradients take, and those that predictions missed."""
+        return sum(bytes_beyond(self._runs[config], self.estimation.job.model).values()) + self._missed_bytes
 
     def edit_count(self, change: Change) -> int:
         """How many of the file's keys change; micro-batch and accumulation, which go together, count as one."""
@@ -359,6 +387,25 @@ def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence
     if not some or not others:
         return some or others
     return min(some, others, key=lambda remedies: max(remedy.change.effect for remedy in remedies))
+
+
+def bytes_beyond(run: Run, model: Model) -> dict[str, int]:
+    """What a run takes on each device beyond the estimate of its config, by part of the breakdown."""
+    return {"weights": bytes_beyond_formats(run, model), "gradients": _whole_gradients_bytes(run, model)}
+
+
+def _whole_gradients_bytes(run: Run, model: Model) -> int:
+    """What gradients that FSDP leaves whole take beyond the shards that an estimate has in their place.
+
+    They are in the format of the products: accelerate reduces in that one, too (`set_mixed_precision` of its
+    utils/dataclasses.py), so that torch widens none (`to_accumulated_grad_if_needed` of _fully_shard/_fsdp_param.py,
+    2.13). Adapters' are left out, as in the floor.
+    """
+    if not run.defers or run.config["method"] != "full":
+        return 0
+    whole = 4.0 if product_format(run.config) == "fp32" else 2.0
+    shard = 0.0 if run.config["offload"] == "params" else 2.0 if run.config["precision"] == "bf16" else 4.0
+    return round(shape(model).parameters * (whole - shard / run.devices))
 
 
 def bytes_beyond_formats(run: Run, model: Model) -> int:

@@ -23,9 +23,10 @@ TRITON_NEEDS = "Triton's kernels need compute capability 7.0"
 
 class Compilation(Technique):
     """Fusion of elementwise operations within each decoder layer. All layers of a kind run the same code, so that one
-    is compiled in place of all: half a minute in place of two, of which a trial reports the seconds beside the speed.
-    Nothing outside the layers is compiled: there transformers would build a mask (find_packed_sequence_indices in
-    masking_utils.py), with which torch has no flash kernel.
+    is compiled in place of all. That takes 5 to 25 s on processors (docs/results.md) and was not timed on a card, where
+    a whole decoder took two minutes; a trial reports the seconds beside the speed. Nothing outside the layers is
+    compiled: there transformers would build a mask (find_packed_sequence_indices in masking_utils.py), with which torch
+    has no flash kernel.
 
     Where a library gathers parameters in module hooks, these split a layer's graph: in ZeRO stage 3 into pieces, with
     no part of a checkpointed layer compiled. All of them train as they do without it; whether it pays off, a trial
@@ -37,7 +38,7 @@ class Compilation(Technique):
         name="compile",
         values=(False, True),
         recipe=False,
-        does="Whether torch.compile compiles each decoder layer, which takes half a minute once.",
+        does="Whether torch.compile compiles each decoder layer, once: 5 to 25 s on processors, not timed on a card.",
         meanings={False: "not compiled", True: "compiled; needs a compiler and Python's headers"},
         where="models whose layers transformers can checkpoint",
     )

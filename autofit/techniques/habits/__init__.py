@@ -7,6 +7,7 @@ from autofit.techniques.axes.batching import packs
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits.habit import (
+    GradientsBesideBuckets,
     Habit,
     LogitsInEvaluation,
     TiledLoss,
@@ -38,6 +39,11 @@ def widens_attention(config: Config, job: Job) -> bool:
     autocast."""
     widened = any(isinstance(habit, UpcastBeside4Bit) for habit in habits(config, job.workload.trainer))
     return widened and not is_mixed(config) and not is_under_autocast(config, job)
+
+
+def holds_gradients_twice(config: Config, job: Job) -> bool:
+    """Whether the workload's trainer has DDP's buckets beside the gradients."""
+    return any(isinstance(habit, GradientsBesideBuckets) for habit in habits(config, job.workload.trainer))
 
 
 def masks_padding(config: Config, job: Job) -> bool:
@@ -80,6 +86,7 @@ __all__ = [
     "TRAINERS",
     "LogitsInEvaluation",
     "habits",
+    "holds_gradients_twice",
     "is_under_autocast",
     "masks_padding",
     "of_formats",

@@ -60,6 +60,18 @@ class InputGradients(Habit):
         model.get_base_model().enable_input_require_grads()
 
 
+class GradientsBesideBuckets(Habit):
+    """DDP's buckets are copies of the gradients: `gradient_as_bucket_view` is off in accelerate 1.15
+    (`DistributedDataParallelKwargs` of utils/dataclasses.py), and transformers' Trainer leaves it so
+    (`_build_accelerator_args` of trainer.py, 5.23)."""
+
+    def applies(self, config: Config) -> bool:
+        return config["sharding"] == "ddp"
+
+    def plan(self, plan: BuildPlan) -> None:
+        plan.bucket_views = False
+
+
 class LogitsInEvaluation(Habit):
     """Unless it is told otherwise, Liger fuses the loss in training alone (`skip_logits` of liger_kernel/transformers/
     model/llama.py). transformers' Trainer tells it (`prediction_step` of trainer.py, 5.23) where Liger is its own

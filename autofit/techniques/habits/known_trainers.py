@@ -15,6 +15,7 @@ from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.habits.habit import (
     AdaptersInBf16,
     AdaptersInFp32,
+    GradientsBesideBuckets,
     Habit,
     InputGradients,
     LogitsInEvaluation,
@@ -71,7 +72,7 @@ class Trainer:
 TRANSFORMERS = Trainer(
     name="transformers",
     version="transformers 5.23 with peft 0.21",
-    habits=(UpcastBeside4Bit(), AdaptersInFp32("lora"), InputGradients("qlora")),
+    habits=(UpcastBeside4Bit(), AdaptersInFp32("lora"), InputGradients("qlora"), GradientsBesideBuckets()),
 )
 """`Trainer` with peft, as their guides use them."""
 
@@ -83,7 +84,10 @@ _NO_EARLY_UPDATE = {"in-backward": "updates all weights after the backward pass"
 TRL = Trainer(
     name="trl",
     version="trl 1.16",
-    habits=(AdaptersInFp32("lora"), AdaptersInBf16(), InputGradients("lora", "qlora"), TiledLoss()),
+    habits=(
+        *(AdaptersInFp32("lora"), AdaptersInBf16(), InputGradients("lora", "qlora"), TiledLoss()),
+        GradientsBesideBuckets(),
+    ),
     usual={"loss": "chunked"},
     nearest={"checkpointing": {"selective": SAVE_ATTENTION}},
     cannot={
@@ -110,7 +114,7 @@ AXOLOTL = Trainer(
     # adapters stays in fp32. The LoRA kernels, on by default, are off in what is exported.
     habits=(
         *(UnderAutocast(), NormsAndEmbeddingsInFp32(), InputGradients("lora", "qlora", always=True)),
-        LogitsInEvaluation(),
+        *(LogitsInEvaluation(), GradientsBesideBuckets()),
     ),
     nearest={"checkpointing": {"selective": SAVE_ATTENTION}},
     cannot={
@@ -135,7 +139,10 @@ LLAMAFACTORY = Trainer(
     # `init_adapter` of src/llamafactory/model/adapter.py leaves the adapters of pure bf16 to peft, which has them in
     # fp32; every checkpointed layer's input gets a gradient: `get_custom_gradient_checkpointing_func` of
     # src/llamafactory/model/model_utils/checkpointing.py.
-    habits=(AdaptersInFp32("lora", "qlora"), InputGradients("lora", "qlora"), LogitsInEvaluation()),
+    habits=(
+        *(AdaptersInFp32("lora", "qlora"), InputGradients("lora", "qlora"), LogitsInEvaluation()),
+        GradientsBesideBuckets(),
+    ),
     cannot={
         "checkpointing": {**_ALL_LAYERS, **_NO_BUDGET},
         "loss": {"chunked": "has no such loss and makes all logits at once"},

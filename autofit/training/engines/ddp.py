@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DdpEngine(LocalEngine):
-    """Gradients are views of the reduction buckets (`gradient_as_bucket_view`), so that they exist only once.
+    """Gradients are views of the reduction buckets (`gradient_as_bucket_view`), unless a trainer has them apart.
 
     All ranks have the same gradients after the reduction, hence the same norm and the same overflow decision of the
     gradient scaler.
@@ -25,7 +25,7 @@ class DdpEngine(LocalEngine):
     def __init__(self, root: nn.Module, plan: BuildPlan) -> None:
         super().__init__(root, plan)
         self.ranks = dist.get_world_size()
-        self._wrapped = DistributedDataParallel(root, gradient_as_bucket_view=True)
+        self._wrapped = DistributedDataParallel(root, gradient_as_bucket_view=plan.bucket_views)
         self.root = self._wrapped
 
     def prepare(self, *, last: bool) -> None:

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from unit.cli.conftest import Autofit
-from unit.operations.made_trials import MADE, crashed, fill, make_trial, out_of_memory
+from unit.operations.made_trials import HARDWARE, MADE, crashed, fill, make_job, make_trial, out_of_memory
 from unit.operations.made_world import World
 
 from autofit import __version__, operations
@@ -463,3 +464,17 @@ def test_a_reader_who_leaves_is_no_error(store_file: Path, command: str) -> None
         started.stdout.close()
         errors = started.stderr.read()
     assert (started.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize(("host", "is_said"), [(GIB // 4, True), (GIB, False)])
+def test_a_recommendation_says_where_its_checkpoints_exceed_the_hosts_memory(
+    autofit: Autofit, store_file: Path, host: int, is_said: bool
+) -> None:
+    """All that is saved of the recommended config are 135 million weights in fp32."""
+    with Store.open(str(store_file)) as store:
+        fill(store, job=make_job(hardware=replace(HARDWARE, host_memory_bytes=host)))
+    words = "recommend --model smollm2-135m --seq-len 128 --global-batch 4 --method full --memory-limit 30GiB"
+    for form in ("", " --format trl --anyway"):
+        done = autofit(words + form)
+        assert done.code == 0, done.err
+        assert ("checkpoints: saving one takes" in done.out) is is_said

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from unit.cli.conftest import Autofit
 
-from autofit.cli.arguments import _config_values
+from autofit.cli.arguments import _config_values, prices
+from autofit.core.errors import UsageError
 from autofit.estimate.tracing import traces
 from tests import tiny
 from tests.jobs import model_in, tiny_model
@@ -105,6 +106,19 @@ def test_cards_are_compared_the_smallest_that_it_fits_first(autofit: Autofit) ->
     assert [card["cost_per_million_tokens"] for card in cards] == [None, None, None]
     wrong = autofit(f"{command} --verbose")
     assert wrong.code == 2 and "leave --verbose out" in wrong.err
+
+
+def test_prices_of_a_file_are_those_of_the_cards_compared_unless_another_is_given(tmp_path: Path) -> None:
+    listed = tmp_path / "prices.yaml"
+    listed.write_text("l4: 0.7\nh100-80g: 2.50\na10g: 1\n")
+    assert prices(["l4=0.6"], ["l4", "h100-80g"], listed) == {"l4": 0.6, "h100-80g": 2.5}
+    assert prices([], ["all"], listed) == {"l4": 0.7, "h100-80g": 2.5, "a10g": 1.0}
+    for text, words in (("[1]", "must map"), ("l4: free", "'free' is not understood"), ("l5: 1", "l5"), ("{", "read")):
+        listed.write_text(text)
+        with pytest.raises(UsageError, match=words):
+            prices([], ["all"], listed)
+    with pytest.raises(UsageError, match="name several"):
+        prices([], ["l4"], listed)
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,19 @@ def test_ddp_is_one_device_and_its_buckets() -> None:
         assert not accumulates or added == pytest.approx(4 * parameters, rel=0.01)
 
 
+@pytest.mark.parametrize("sequences", [1, 4])
+def test_a_trainers_ddp_holds_gradients_beside_its_buckets(sequences: int) -> None:
+    of, config = job(2, sequences=sequences), complete(parse("sharding=ddp,micro_batch=1"))
+    with_habits = replace(of, workload=replace(of.workload, trainer="transformers"))
+    once, twice = (
+        Estimator(each, None, cache=TraceCache.of_user()).estimate(config, memory_limit_bytes=80 * GIB)
+        for each in (of, with_habits)
+    )
+    more = {phase: twice.phase_peaks[phase] - once.phase_peaks[phase] for phase in PHASES}
+    assert more["optimizer"] == pytest.approx(4 * shape(OF).parameters, rel=0.01)
+    assert 0 <= more["backward"] <= more["optimizer"]
+
+
 @pytest.mark.parametrize(
     ("text", "devices", "each"),
     [

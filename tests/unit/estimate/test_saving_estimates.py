@@ -19,7 +19,8 @@ from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory import lower_bound
-from autofit.estimate.saving import FILE_BYTES, copied_bytes, whole_bytes
+from autofit.estimate.saving import FILE_BYTES, copied_bytes, whole_bytes, why_not_saved
+from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.techniques import Job, complete, parse
 from autofit.techniques.deepspeed_settings import SUB_GROUP
 
@@ -124,6 +125,18 @@ def test_a_host_too_small_to_gather_all_saves_in_shards() -> None:
     found = estimated("method=full,sharding=fsdp", small)
     assert found.cannot_save and found.saving_host_bytes == needed
     assert ": set state_dict_type: SHARDED_STATE_DICT" in estimate_text(found)
+    reason = why_not_saved(found.config, small)
+    assert reason is not None and f"  {reason}" in estimate_text(found)
+    assert why_not_saved(found.config, replace(of, hardware=replace(of.hardware, host_memory_bytes=needed))) is None
+
+
+@pytest.mark.parametrize("text", ["method=full,sharding=zero2,offload=optimizer", "method=full,sharding=ddp"])
+def test_what_is_offloaded_is_there_when_a_checkpoint_is_saved(text: str) -> None:
+    of, config = replace(job(2), hardware=replace(CUDA_HARDWARE, count=2)), complete(parse(text))
+    needed = copied(text, of) + 2 * hosted_bytes(config, of)
+    short, enough = (replace(of.hardware, host_memory_bytes=size) for size in (needed - 1, needed))
+    assert why_not_saved(config, replace(of, hardware=short)) is not None
+    assert why_not_saved(config, replace(of, hardware=enough)) is None
 
 
 def test_an_estimate_stored_without_the_phase_is_read() -> None:

@@ -104,6 +104,15 @@ def test_ddps_second_copy_of_the_gradients_counts_where_all_weights_are_trained(
             result = export(make_recommendation(config, devices=8), format=format, source="org/model")
             assert any(note.startswith("sharding=ddp") for note in result.needs_more) is counts
             assert any("holds gradients twice" in note for note in result.notes)
+        loss = "chunked" if format == "trl" else "full"
+        measured_so = make_recommendation(make_config(sharding="ddp", loss=loss), devices=8, trainer=format)
+        result = export(measured_so, format=format, source="org/model")
+        package.check_memory(result, format, trainer=format)
+        assert not any(note.startswith("sharding=ddp") for note in result.notes)
+    for trainer, sets_views in ((None, True), ("transformers", False)):
+        measured = make_recommendation(make_config(sharding="ddp"), devices=8, trainer=trainer)
+        for format in ("transformers", "accelerate"):
+            assert ("gradient_as_bucket_view" in export(measured, format=format, source="org/model").text) is sets_views
 
 
 def test_measured_with_a_trainers_habits_it_is_exported_for_that_trainer_alone() -> None:

@@ -16,13 +16,14 @@ import yaml
 import autofit
 from autofit.catalog import hub
 from autofit.catalog.hardware import card
+from autofit.catalog.models import load, shape
 from autofit.cli.text.diagnosis import diagnosis_text
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
 from autofit.operations import Diagnosis, DiagnosisRequest
-from autofit.operations.diagnosing.case import Case
+from autofit.operations.diagnosing.case import Case, bytes_beyond
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
@@ -140,6 +141,44 @@ def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, 
         assert "# a small one" in copy.read_text() and "lora_r: 16  # enough" in copy.read_text()
 
 
+FSDP = """\
+model_name_or_path: HuggingFaceTB/SmolLM2-135M
+dtype: bfloat16
+bf16: false
+max_length: 128
+completion_only_loss: false
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4
+fsdp: full_shard
+fsdp_config:
+  version: 2
+"""
+SYNCHRONISED = "accelerator_config:\n  gradient_accumulation_kwargs:\n    sync_each_batch: true\n"
+
+
+def test_fsdp_keeps_gradients_whole_over_the_accumulation_unless_the_file_synchronises(config: Path) -> None:
+    asked: dict[str, Any] = {"model": "smollm2-135m", "devices": 4}
+    parameters = shape(load("smollm2-135m")).parameters
+    config.write_text(FSDP + SYNCHRONISED)
+    scattered = estimated(config, **asked)
+    for text, more in (
+        (FSDP, 2 - 2 / 4),  # bytes of each parameter, in place of a quarter of them
+        (FSDP.replace("bf16: false", "bf16: true"), 2 - 4 / 4),  # whose sums are fp32
+        (FSDP + "accelerator_config: elsewhere.json\n", 2 - 2 / 4),
+        (FSDP.replace("steps: 4", "steps: 1"), 0),
+        (FSDP + 'accelerator_config: \'{"gradient_accumulation_kwargs": {"sync_each_batch": true}}\'\n', 0),
+    ):
+        run = READERS["trl"].read(yaml.safe_load(text), Where(devices=4))
+        assert bytes_beyond(run, load("smollm2-135m")) == {"weights": 0, "gradients": parameters * more}
+    config.write_text(FSDP)
+    answer = diagnosed(config, memory_limit=scattered.device_bytes + 160 * MIB, **asked)
+    assert not answer.fits and any("gradients stay whole" in note for note in answer.notes)
+    [remedy] = answer.remedies
+    assert remedy.settings == {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
+    assert remedy.change.effect is Effect.EXACT and remedy.change.estimate.device_bytes == scattered.device_bytes
+    assert remedy.diff is not None and SYNCHRONISED in remedy.diff.replace("\n+", "\n")
+
+
 def test_the_document_says_everything(config: Path) -> None:
     result = diagnosed(config, model="smollm2-135m").to_json()
     assert json.loads(json.dumps(result)) == result
@@ -233,6 +272,28 @@ def test_a_file_that_fits_and_has_failed_is_not_made_faster(config: Path) -> Non
     of_saving = OF_EVALUATION.replace("evaluation_loop", "save_model")
     result = diagnosed(config, model="smollm2-135m", traceback=of_saving)
     assert result.fits and not result.remedies and "faster" not in diagnosis_text(result)
+
+
+def test_what_fails_as_fsdp_gathers_a_checkpoint_is_saved_in_shards(config: Path) -> None:
+    of_saving = OF_EVALUATION.replace("evaluation_loop", "_save_checkpoint")
+    asked: dict[str, Any] = {"model": "smollm2-135m", "devices": 4, "traceback": of_saving}
+    config.write_text(FSDP + SYNCHRONISED)
+    answer = diagnosed(config, **asked)
+    assert [remedy.settings for remedy in answer.remedies] == [{"fsdp_config.state_dict_type": "SHARDED_STATE_DICT"}]
+    config.write_text(FSDP + "  fsdp_state_dict_type: SHARDED_STATE_DICT\n" + SYNCHRONISED)
+    assert not diagnosed(config, **asked).remedies
+
+
+@pytest.mark.parametrize("in_shards", [False, True])
+def test_a_checkpoint_that_exceeds_the_hosts_memory_is_noted(config: Path, in_shards: bool) -> None:
+    config.write_text(FSDP + ("  state_dict_type: SHARDED_STATE_DICT\n" if in_shards else "") + SYNCHRONISED)
+    request = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m", devices=4)
+    reader = RunReader(trainer=READERS["trl"], request=request, where=Where(devices=4))
+    case = Case(SourceFile.read(config), reader)
+    estimate = case.estimation.estimate()
+    small, enough = (replace(estimate, host_memory_bytes=estimate.saving_host_bytes + more) for more in (-1, 0))
+    assert estimate.copied_bytes and not any("checkpoints" in note for note in case._notes(enough))
+    assert any("checkpoints: saving one takes" in note for note in case._notes(small)) is not in_shards
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from unit.trainers.trainer_examples import EXAMPLES, Example
 
 from autofit.core.errors import UsageError
-from autofit.trainers.keys import EFFECTS, known_keys
+from autofit.trainers.keys import EFFECTS, Keys, known_keys
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import OTHERS, READERS, recognised, trainer_named
@@ -71,6 +71,36 @@ def test_a_key_is_of_one_kind(name: str) -> None:
     known = known_keys(name)
     assert not known.read & known.irrelevant and not known.not_counted.keys() & (known.read | known.irrelevant)
     assert {effect for effect, _ in known.not_counted.values()} <= set(EFFECTS)
+
+
+FSDP = {"fsdp": "full_shard", "fsdp_config": {"version": 1}}
+BY_HAND: list[dict[str, Any]] = [
+    {**TRL, "packing": True, "packing_strategy": "wrapped", "bf16": False, "activation_checkpointing": True},
+    {**ARGUMENTS, **FSDP, "gradient_checkpointing": True, "use_liger_kernel": True, "eval_strategy": "steps"},
+    {**FACTORY, "do_eval": True},
+    {**AXOLOTL, "batch_size": 4, "bf16": False, "val_set_size": 0.1, "evals_per_epoch": 1, "eval_batch_size": 1},
+]
+"""Files with which readers look at keys that the thirty examples leave aside."""
+
+
+def test_every_key_that_counts_as_read_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: set[str] = set()
+    value = Keys.value
+    monkeypatch.setattr(Keys, "value", lambda keys, name: (looked_at.add(name), value(keys, name))[1])
+    for example in EXAMPLES:
+        example.run()
+    for values in BY_HAND:
+        read(values, devices=2)
+    assert not {name: known_keys(name).read - looked_at for name in READERS if known_keys(name).read - looked_at}
+
+
+def test_fsdps_first_version_and_a_processor_are_not_counted() -> None:
+    for values, key in (
+        ({**AXOLOTL, "fsdp_config": {"offload_params": False}, "fsdp_version": 1}, "fsdp_version: 1"),
+        ({**ARGUMENTS, **FSDP}, "fsdp_version: 1"),
+        ({**ARGUMENTS, "use_cpu": True}, "use_cpu"),
+    ):
+        assert [(part.key, part.effect) for part in read(values, devices=2).not_counted] == [(key, "unknown")]
 
 
 def test_the_trainers_defaults_decide_and_are_said() -> None:

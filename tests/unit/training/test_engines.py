@@ -18,6 +18,7 @@ from unit.techniques.live_bytes import LiveBytes
 from autofit.core.lattice import Config
 from autofit.techniques import unsupported
 from autofit.techniques.axes.sharding import NVME_VARIABLE, uses_deepspeed
+from autofit.techniques.habits import TRAINERS
 from autofit.training import engines
 from autofit.training.build import build, make_plan, make_skeleton
 from autofit.training.loss_module import LossModule
@@ -205,6 +206,17 @@ def looks_for_room(case: Case) -> tuple[float, float]:
 def test_no_rank_writes_files_before_all_have_looked_for_room(tmp_path: Path) -> None:
     (seen,) = on_ranks(RANKS, looks_for_room, [{"folder": str(tmp_path)}])
     assert min(went_on for _, went_on in seen) >= max(looked_at for looked_at, _ in seen)
+
+
+def views_of_buckets(case: Case) -> list[bool]:
+    """Whether DDP's gradients are views of its buckets without a trainer's habits, and with those of each."""
+    jobs = (job(LLAMA, devices=RANKS, trainer=trainer) for trainer in (None, *TRAINERS))
+    return [build(config(**case), each, CPU).engine.root.gradient_as_bucket_view for each in jobs]
+
+
+def test_gradients_are_views_of_ddps_buckets_but_for_trainers() -> None:
+    (seen,) = on_ranks(RANKS, views_of_buckets, [{"sharding": "ddp"}])
+    assert seen == [[True, *[False] * len(TRAINERS)]] * RANKS
 
 
 class DeviceBytes(LiveBytes):
