@@ -192,9 +192,10 @@ def _kernels(keys: Keys) -> str:
 
 def _mlp(keys: Keys) -> str:
     """A tile has 32,768 tokens unless the file says how many there are (monkeypatch/tiled_mlp/patch.py)."""
+    tiles = keys.value("tiled_mlp_num_shards")
     if not keys.flag("tiled_mlp"):
         return "whole"
-    if keys.value("tiled_mlp_num_shards") is None and keys.count("sequence_len", 512) <= _TILE_TOKENS:
+    if tiles is None and keys.count("sequence_len", 512) <= _TILE_TOKENS:
         keys.note(f"tiled_mlp: one tile has {_TILE_TOKENS:,} tokens, so here is only one: set tiled_mlp_num_shards")
         return "whole"
     return "tiled"

@@ -230,7 +230,7 @@ def test_what_a_listing_counts_can_be_searched(space: str) -> None:
     is meant for, may walk."""
     (summary,) = (s for s in space_summaries(64) if s["name"] == space)
     devices = 2 if space.startswith("multi-") else 1
-    options = replace(OPTIONS, global_batch=64, devices=devices)
+    options = replace(OPTIONS, seq_len=1024, global_batch=64, devices=devices)
     stack = replace(STACK, deepspeed="0.19.8")
     job = make_job(options, hardware=CPU if space.endswith("cpu") else make_job().hardware, stack=stack)
     listed = list(load_space(space).configs(AXES, batch=job.workload.batch_per_device))

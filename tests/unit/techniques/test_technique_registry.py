@@ -203,6 +203,11 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
         ({"mlp": "tiled"}, job(GPT2, seq_len=128), "dense models"),
         ({"mlp": "tiled"}, job(seq_len=64), "would tile nothing: 64 tokens are no more than the model is wide, 64"),
         ({"mlp": "tiled", "compile": True}, job(seq_len=128), "use compile=false"),
+        (
+            {"mlp": "tiled", "method": "full", "micro_batch": 4, "update": "in-backward"},
+            job(seq_len=128),
+            "once in a backward",
+        ),
         ({"mlp": "tiled", "sharding": "ddp"}, job(seq_len=128, devices=2), "cannot work with sharding=ddp"),
         ({"mlp": "tiled", "offload": "optimizer"}, job(seq_len=128), "cannot work with offload=optimizer"),
         ({"mlp": "tiled", "checkpointing": "selective"}, job(seq_len=128), "use save-attention"),
