@@ -64,7 +64,7 @@ def create_app(
     patch_fastapi(app, redirect_from_root_to_docs=False)  # /docs, whose script FastAPI itself loads from elsewhere
     app.state.store = store
     app.state.runner = runner
-    app.state.models = NamedModels(models)
+    app.state.models = NamedModels(None if models is None else models.resolve())
     app.state.estimating, app.state.predicting = estimating, predicting
     app.state.answers = Answers()
     app.state.metrics = metrics.Metrics(store)

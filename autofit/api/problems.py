@@ -12,9 +12,8 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
-from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
+from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, Shortfall, StoreError, UsageError
 from autofit.operations.service.prediction_process import Overloaded
-from autofit.planning.nothing_fits import Shortfall
 from autofit.store import KeyReused, QueueFull
 
 STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
@@ -30,7 +29,7 @@ STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
 """Error class, HTTP status and title; the first class that an error is an instance of decides."""
 
 
-_OPTION = re.compile(r"autofit [^)`;]*|--(?P<option>[a-z][a-z-]*)")
+_OPTION = re.compile(r"autofit [^)`;]*|(?<![\w-])--(?P<option>[a-z][a-z-]*)")
 """A command up to its end, or an option outside of one."""
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import EnvironmentLacks, Interrupted, UsageError
+from autofit.core.errors import EnvironmentLacks, Interrupted, Shortfall, UsageError
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -45,7 +45,6 @@ def warn_of_contradictions(contradictory: int) -> None:
 @contextmanager
 def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
     """If `wanted`, also print a JSON document that says why nothing fits and what came closest."""
-    from autofit.planning.nothing_fits import Shortfall
 
     try:
         yield

@@ -106,8 +106,11 @@ class Workload(WorkloadFields, LastingDocument):
 
     @property
     def key(self) -> str:
-        """That of trials whose padding was not masked, as it once was, is another one."""
-        return digest({**self.to_json(), **({"padding": "masked"} if self.masks_padding else {})})
+        """That of trials whose padding was not masked, or which held no gradients beside a trainer's buckets, as it
+        once was, is another one."""
+        since = {"padding": "masked"} if self.masks_padding else {}
+        since |= {"buckets": "apart"} if self.trainer is not None and self.devices > 1 else {}
+        return digest({**self.to_json(), **since})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,6 +134,12 @@ def context_bytes(job: Job) -> int:
     return seen or CONTEXT_BYTES
 
 
+def context_error(job: Job) -> int:
+    """By how many bytes `context_bytes` may be off: where it is a guess, and nothing has shown it."""
+    is_guess = job.hardware.kind == "cuda" and job.context_bytes is None and context_bytes(job) == CONTEXT_BYTES
+    return CONTEXT_ERROR if is_guess else 0
+
+
 def of_scales(job: Job) -> str:
     """What is assumed of the scales of weights in 4 bits."""
     more = shape(job.model).linear_parameters * (SINGLE_BYTES_PER_WEIGHT - BYTES_PER_WEIGHT)

@@ -199,21 +199,20 @@ class Estimate(Document):
             stand_in=None if rates.calibrated_on else rates.stand_in,
         )
 
-    def judged(self, deviations: Mapping[str, MemoryDeviation]) -> Estimate:
-        """This estimate with how far its memory may be off; `deviations` are what trials show for each method.
+    def judged(self, deviations: Mapping[str, MemoryDeviation], context_error: int = 0) -> Estimate:
+        """This estimate with how far its memory may be off; `deviations` are what trials show for each method, and
+        `context_error` is by how many bytes the context may be off.
 
         What they show about traces says nothing about a formula. Without trials, what is offloaded was not compared
         with a real card, and a context that is a guess may be off besides.
         """
-        from autofit.estimate.assumptions import CONTEXT_BYTES, CONTEXT_ERROR
-
         deviation = deviations[self.config.text("method")]
         if self.memory_error:
             deviation = MemoryDeviation(mean=0.0, deviation=math.log1p(self.memory_error), compared_on=0)
         elif not deviation.compared_on:
             least = UNKNOWN if self.config["offload"] != "none" else 0.0
-            guessed = CONTEXT_ERROR / self.device_bytes if self.breakdown["context"] == CONTEXT_BYTES else 0.0
-            deviation = replace(deviation, deviation=math.hypot(max(deviation.deviation, least), guessed))
+            besides = context_error / self.device_bytes
+            deviation = replace(deviation, deviation=math.hypot(max(deviation.deviation, least), besides))
         return replace(self, memory_deviation=deviation)
 
     def to_json(self) -> dict[str, Any]:

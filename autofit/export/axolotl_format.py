@@ -32,7 +32,7 @@ from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.mlp import tile_count
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.habits.known_trainers import AXOLOTL
-from autofit.techniques.selective import keeps_results
+from autofit.techniques.selective import interval, keeps_results
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 
@@ -147,13 +147,17 @@ def _mlp(value: Value, task: Task) -> Settings:
     """As many tiles as were measured, by axolotl's own code (monkeypatch/tiled_mlp)."""
     if value != "tiled":
         return settings()
-    difference = "axolotl computes the tiles of a checkpointed layer once more than trials do"
-    note: str = Near(f"mlp=tiled: {difference}")
+    model = task.model()
+    if model.config["model_type"] == "gemma3_text":  # it imports a module of that name, which transformers has not
+        return settings(NeedsMore("mlp=tiled: axolotl cannot tile this model: more memory than was measured"))
+    notes: list[str] = []
+    if interval(task.config):
+        notes.append(Near("mlp=tiled: axolotl computes the tiles of a checkpointed layer once more than trials do"))
     if task.config["method"] == "full":
-        note = NeedsMore(f"mlp=tiled: {difference}, and keeps a further copy of an MLP's gradients")
-    tiles = tile_count(task.workload.seq_len, shape(task.model()).hidden_size)
+        notes.append(NeedsMore("mlp=tiled: axolotl keeps a further copy of an MLP's gradients"))
+    tiles = tile_count(task.workload.seq_len, shape(model).hidden_size)
     keys = {"tiled_mlp": True, "tiled_mlp_num_shards": tiles, "tiled_mlp_use_original_mlp": True}
-    return settings(note, training=keys)
+    return settings(*notes, training=keys)
 
 
 def _sharding(value: Value, task: Task) -> Settings:

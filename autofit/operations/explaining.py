@@ -91,7 +91,7 @@ class Comparison:
         if reason is not None:
             raise UsageError(reason)
         estimate = self._estimator(config).estimate(config, memory_limit_bytes=self._limit)
-        return estimate.judged(self._calibration.deviations)
+        return self._calibration.judged(estimate)
 
     def refused(self, config: Config) -> str | None:
         """Why a config cannot be estimated; None if it can."""

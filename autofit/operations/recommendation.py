@@ -9,14 +9,14 @@ from shlex import quote
 
 from autofit.catalog.hardware import card, card_of, matching_cards
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import NotMeasured, UsageError, unknown
+from autofit.core.errors import NotMeasured, Shortfall, UsageError, unknown
 from autofit.core.frontier import Frontier, Recommendation, alternatives, choose, point
 from autofit.core.outcome import OutOfMemory, Trial, context_keys
 from autofit.core.units import MIB, format_bytes
 from autofit.core.verdict import in_words
 from autofit.core.workload import METHODS, Goal, Workload
 from autofit.planning.lattices import within
-from autofit.planning.nothing_fits import Shortfall, how_all_failed, levers, lightest, of_failures
+from autofit.planning.nothing_fits import how_all_failed, levers, lightest, of_failures
 from autofit.planning.requests import WorkloadOptions, departures, memory_limit
 from autofit.store import Store
 from autofit.techniques import changes

@@ -8,7 +8,6 @@ from typing import Any
 
 from autofit.catalog.hardware import Card, fitting
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import Shortfall as Shortfall  # with what says why
 from autofit.core.frontier import Point
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION, Fits, OutOfMemory, Trial

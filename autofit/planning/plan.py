@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.catalog.hardware import card_of
-from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, Shortfall, UsageError
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import DEADLINE_SECONDS
 from autofit.core.units import format_bytes
 from autofit.core.workload import Goal, digest
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.lattices import default_space, load_space, narrow
-from autofit.planning.nothing_fits import WITH_OFFLOAD, Shortfall, further_memory, holder, wider
+from autofit.planning.nothing_fits import WITH_OFFLOAD, further_memory, holder, wider
 from autofit.planning.requests import SearchRequest, memory_limit, memory_limit_here
 from autofit.techniques import Job, unsupported
 from autofit.training.prerequisites.requirements import why_not_trainable

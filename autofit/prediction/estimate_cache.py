@@ -117,7 +117,7 @@ class CachedEstimator:
         else:
             estimate = self._make().estimate(config, memory_limit_bytes=memory_limit_bytes)
             self._new.append(estimate)
-        return estimate.judged(self._calibration.deviations)
+        return self._calibration.judged(estimate)
 
     def keep(self) -> None:
         """Keep what had to be made, all at once: a transaction for each would take longer than many an estimate."""

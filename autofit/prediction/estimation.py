@@ -98,7 +98,8 @@ class Estimation:
         with self._cached_estimator() as estimator:
             estimate = of or estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
             estimate = advised(estimate, estimator, report, expressible or Expressible())
-        return replace(estimate, seconds_to_estimate=time.monotonic() - started)
+        before = 0.0 if of is None else of.seconds_to_estimate
+        return replace(estimate, seconds_to_estimate=before + time.monotonic() - started)
 
     @contextmanager
     def _cached_estimator(self) -> Iterator[CachedEstimator]:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autofit.core.errors import Shortfall
 from autofit.core.frontier import Alternative, alternatives_to, best, frontiers, speed
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 from autofit.core.workload import Goal
 from autofit.estimate.estimate import Estimate
-from autofit.planning.nothing_fits import Shortfall, holder
+from autofit.planning.nothing_fits import holder
 from autofit.planning.plan import Plan, check_dry_run, outline, resolve, resolve_for
 from autofit.planning.requests import SearchRequest, memory_limit
 from autofit.prediction.calibration import Calibration, not_estimated
@@ -102,7 +103,7 @@ def predict_frontier(
         calibration = Calibration.of(job, store)
         cache = EstimateCache(calibration.job, store)
         unjudged = predict_all(cache, possible, memory_limit_bytes=limit, rates=calibration.rates, report=report)
-    predicted = {config: estimate.judged(calibration.deviations) for config, estimate in unjudged.items()}
+    predicted = {config: calibration.judged(estimate) for config, estimate in unjudged.items()}
     estimates = list(predicted.values())
     fitting = [e for e in estimates if e.fits]
     if estimates and not fitting:

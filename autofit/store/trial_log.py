@@ -6,6 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -116,9 +117,10 @@ class StoredTrials(TrialLog):
         if self._heartbeat is not None:
             self._heartbeat.check()
         if self._failure is not None:
+            by_itself = "the next search here reads it, or: " if self._search_id else ""
             raise StoreError(
                 f"{self._failure}; what was measured since then is in {self._file}",
-                remedy=f"when the store works again, the next search here reads it, or: autofit db import {self._file}",
+                remedy=f"when the store works again, {by_itself}autofit db import {self._file}",
             )
 
     def _write(self, trial: Trial) -> None:
@@ -153,13 +155,17 @@ def import_rescued(store: Store) -> None:
                 _log.warning("autofit: the store now has %d trials that it did not accept before", report.added)
             if path.stat().st_size == len(whole):  # else its search still adds to it, or was killed while it did
                 path.unlink()
+        except FileNotFoundError:
+            continue  # another search has imported it
         except (AutofitError, OSError, ValueError) as error:
             _log.warning("autofit: %s stays: %s", path, error)
 
 
 def _folders(store: Store) -> list[Path]:
     """Where such a file may be: next to the store, else in the current folder, else in that for temporary files."""
-    folders = [store.folder, Path.cwd(), Path(tempfile.gettempdir())]
+    folders = [store.folder, Path(tempfile.gettempdir())]
+    with suppress(FileNotFoundError):  # of a folder that was removed meanwhile
+        folders.insert(1, Path.cwd())
     return [folder for folder in folders if folder is not None]
 
 

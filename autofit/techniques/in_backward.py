@@ -19,7 +19,7 @@ class UpdatesInBackward(torch.optim.Optimizer):
     def __init__(
         self, parameters: Iterable[nn.Parameter], make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
     ) -> None:
-        """`make` gives the optimizer of so many parameters: of one."""
+        """`make` returns an optimizer for a list of one parameter."""
         self.of = {parameter: make([parameter]) for parameter in parameters}
         super().__init__(list(self.of), {})
         self._share_groups()

@@ -24,7 +24,8 @@ OLD_FLAGS: Mapping[str, str] = {
 """What each flag of earlier versions means in `attn_implementation` (enums.py, LEGACY_ATTN_FLAG_TO_IMPL)."""
 _PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab", "kernels", "spectrum", "kd", "diffusion", "mora")
 """Plugins whose own keys say what they do."""
-_TILE_TOKENS = 32_768
+TILE_TOKENS = 32_768
+"""Of a tile of an MLP, unless the file says how many tiles there are (monkeypatch/tiled_mlp/patch.py)."""
 
 
 def read(keys: Keys, where: Where) -> Run:
@@ -191,11 +192,10 @@ def _kernels(keys: Keys) -> str:
 
 
 def _mlp(keys: Keys) -> str:
-    """A tile has 32,768 tokens unless the file says how many there are (monkeypatch/tiled_mlp/patch.py)."""
     tiles = keys.value("tiled_mlp_num_shards")
     if not keys.flag("tiled_mlp"):
         return "whole"
-    if tiles is None and keys.count("sequence_len", 512) <= _TILE_TOKENS:
-        keys.note(f"tiled_mlp: one tile has {_TILE_TOKENS:,} tokens, so here is only one: set tiled_mlp_num_shards")
+    if tiles is None and keys.count("sequence_len", 512) <= TILE_TOKENS:
+        keys.note(f"tiled_mlp: one tile has {TILE_TOKENS:,} tokens, so here is only one: set tiled_mlp_num_shards")
         return "whole"
     return "tiled"

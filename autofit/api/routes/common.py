@@ -82,9 +82,7 @@ class NamedModels:
 
     def by_name(self, text: str) -> str:
         """A text in which the models of the folder go by the names by which clients know them."""
-        for folder in () if self.folder is None else (self.folder, self.folder.resolve()):
-            text = text.replace(f"{folder}/", "")
-        return text
+        return text if self.folder is None else text.replace(f"{self.folder}/", "")
 
     def in_folder(self) -> dict[str, Path]:
         """The models of the folder: only what stands directly in it, whatever a name looks like."""

@@ -188,14 +188,14 @@ class TrialsQuery(BaseModel):
 
 
 def named_hardware(name: str, store: Store) -> str:
-    """The name as it was given, or for `auto` that of the only hardware that trials ran on: what the server itself has
-    is not what its clients mean."""
+    """The name as it was given, or for `auto` that of the only real hardware that trials ran on: what the server
+    itself has is not what its clients mean."""
     if name.lower() != "auto":
         return name
-    stored = store.hardware()
-    names = sorted({hardware.name for hardware in stored})
-    if len(names) > 1 or any(hardware.is_emulated for hardware in stored):
-        raise UsageError(f"name the hardware: {', '.join(names)}")
-    if not names:
-        raise NotMeasured("nothing has been measured yet", remedy="name the hardware, or start a search")
-    return names[0]
+    names = {hardware.name: hardware.is_emulated for hardware in store.hardware()}
+    real = [name for name, is_emulated in names.items() if not is_emulated]
+    if len(real) == 1:
+        return real[0]
+    if names:
+        raise UsageError(f"name the hardware: {', '.join(sorted(names))}")
+    raise NotMeasured("nothing has been measured yet", remedy="name the hardware, or start a search")

@@ -52,15 +52,20 @@ class Zero(ZeroAmounts):
 
     @property
     def extremes(self) -> Sequence[Zero]:
-        """In stage 1 the rank with the model's end has its part early, that with its beginning all others' gradients
-        then."""
-        return (self, replace(self, part=0)) if self.stage == 1 and self.updaters else (self,)
+        """In stage 1 the last rank allocates its partition early; the first still holds the other ranks' large
+        gradients when it allocates its own. With fp32 gradients of the whole model, all ranks are alike."""
+        differ = self.stage == 1 and self.updaters and not self._keeps_wide_gradients
+        return (self, replace(self, part=0)) if differ else (self,)
+
+    @property
+    def _keeps_wide_gradients(self) -> bool:
+        return self.mixed and self.bf16
 
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         last = "backward-2" if accumulates else "backward-1"
         if self.stage == 2:
             edit, trained = self._second(trace, last)
-        elif self.mixed and self.bf16 and self.updaters:
+        elif self._keeps_wide_gradients and self.updaters:
             edit, trained = self._first_mixed(trace, last)
         else:
             edit, trained = self._first(trace, last)

@@ -151,7 +151,7 @@ class Case(Expressible):
         if self.run.narrower is not None:
             key, value = self.run.narrower
             remedies = _more_faithful(self._remedies_with({(key,): value}, Effect.NUMERICS, report), remedies)
-        remedies = self._remedies_with(self._synchronised(), Effect.EXACT, report) or remedies
+        remedies = self._remedies_with(self._synchronised, Effect.EXACT, report) or remedies
         remedies = self._remedies_with(self._fewer_evaluated(estimate), Effect.EXACT, report) or remedies
         if self.run.adapters is not None:
             key, turned_on = self.run.adapters
@@ -177,11 +177,15 @@ class Case(Expressible):
     def _asks_for_bf16(self, card: str) -> str:
         return f"{self._file.name} asks for bf16, which {card} only emulates"
 
+    @property
     def _synchronised(self) -> dict[KeyPath, Any]:
-        """The edit that has FSDP scatter gradients after each micro-batch; none where it does, or where the settings
-        that hold the key are in another file."""
-        is_text = isinstance(self._values.get(SYNC_EACH_BATCH[0]), str)
-        return {SYNC_EACH_BATCH: True} if self.run.defers and not is_text else {}
+        """The edit that has FSDP scatter gradients after each micro-batch; none where that would save nothing."""
+        return self._synchronising if self._beyond["gradients"] > 0 else {}
+
+    @property
+    def _synchronising(self) -> dict[KeyPath, Any]:
+        """The key that does so; none where the settings that hold it are in another file."""
+        return {} if isinstance(self._values.get(SYNC_EACH_BATCH[0]), str) else {SYNC_EACH_BATCH: True}
 
     def _fewer_evaluated(self, estimate: Estimate) -> dict[KeyPath, Any]:
         """The edit that evaluates as many sequences at once as fit; none if what the file asks for fits, or none would.
@@ -255,7 +259,14 @@ class Case(Expressible):
     def _whole(self, estimate: Estimate, run: Run) -> Estimate:
         """`estimate` with what the run takes beyond it and what predictions missed, under the real limit."""
         beyond, parts = bytes_beyond(run, self.estimation.job.model), estimate.breakdown
-        more = sum(beyond.values()) + self._missed_bytes
+        peaks = {
+            phase: size + (beyond["gradients"] if phase in ("forward", "backward") else 0)
+            for phase, size in estimate.phase_peaks.items()
+        }
+        # Where the peak is in another phase, whole gradients raise it by less.
+        beyond["gradients"] = max(peaks.values()) - max(estimate.phase_peaks.values())
+        always = beyond["weights"] + self._missed_bytes
+        more = always + beyond["gradients"]
         stated = of_scales(self.estimation.job)  # by the file: where it has single scales, they are counted
         return replace(
             estimate,
@@ -269,10 +280,7 @@ class Case(Expressible):
                 **{part: parts[part] + size for part, size in beyond.items()},
                 "temporaries": parts["temporaries"] + self._missed_bytes,
             },
-            phase_peaks={
-                phase: size + more - (0 if phase in ("forward", "backward") else beyond["gradients"])
-                for phase, size in estimate.phase_peaks.items()
-            },
+            phase_peaks={phase: size + always for phase, size in peaks.items()},
         )
 
     def _lightest(self, estimate: Estimate) -> Lightest | None:
@@ -301,7 +309,7 @@ class Case(Expressible):
                 yield f"{_PARTS_BEYOND[which]} {format_bytes(more)} more"
         if estimate.cannot_save and estimate.host_memory_bytes is not None and not self.run.saves_in_shards:
             yield f"checkpoints: {too_much(estimate.config, estimate.saving_host_bytes, estimate.host_memory_bytes)}"
-        if self.run.defers:
+        if self._beyond["gradients"] > 0:
             held = f"takes {format_bytes(self._beyond['gradients'])} more"
             yield f"gradients stay whole until the last micro-batch, which {held}, unless {SYNC_EACH_BATCH[-1]} is set"
         tokens = self.run.config.number("micro_batch") * self.options.seq_len
@@ -336,6 +344,9 @@ class Case(Expressible):
             trainer = self._reader.trainer
             edits = edits_for(trainer, values, self._task, after, lambda k: read(k).config, self._in_text)
             run = read(applied(values, edits))
+            if run.defers and not self.run.defers:  # it accumulates only now
+                edits = {**edits, **self._synchronising}
+                run = read(applied(values, edits))
         except UsageError:  # the trainer refuses it
             return None
         if not edits or run.global_batch != self.run.global_batch:

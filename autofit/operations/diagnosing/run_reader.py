@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from autofit.prediction.helpful_changes import changed
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.mlp import tile_count, why_whole
 from autofit.techniques.habits import TRAINERS
+from autofit.trainers.axolotl import TILE_TOKENS
 from autofit.trainers.run import NotCounted, Run, Where
 from autofit.trainers.trainer import TrainerFiles
 
@@ -99,14 +101,17 @@ class RunReader:
         if seq_len is None:
             return run
         config, counted = run.config, tile_count(seq_len, shape(model).hidden_size)
-        if why_whole(config, model, seq_len=seq_len, lora_dropout=run.lora_dropout):
+        has = tiles if isinstance(tiles, int) else math.ceil(seq_len / TILE_TOKENS)
+        others = []
+        if has == 1 or why_whole(config, model, seq_len=seq_len, lora_dropout=run.lora_dropout):
             config = config.without("mlp")
-            not_counted = NotCounted(key="tiled_mlp", effect="less", because="tiles of MLPs that trials do not have")
-        elif tiles == counted:
-            return run
-        else:
-            not_counted = NotCounted(key="tiled_mlp", effect="unknown", because=f"{counted} tiles are counted")
-        return replace(run, config=config, not_counted=(*run.not_counted, not_counted))
+            others += [("less", "tiles of MLPs that trials do not have")] if has > 1 else []
+        elif has != counted:
+            others.append(("more" if has < counted else "less", f"{counted} tiles are counted, and it has {has}"))
+        if has > 1 and config["method"] == "full":
+            others.append(("more", "axolotl's tiles keep a further copy of an MLP's gradients"))
+        not_counted = [NotCounted(key="tiled_mlp", effect=effect, because=because) for effect, because in others]
+        return replace(run, config=config, not_counted=(*run.not_counted, *not_counted))
 
     def _seq_len(self, run: Run) -> int | None:
         """Tokens of the longest sequence; None where neither the file nor the user says."""

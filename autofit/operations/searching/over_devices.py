@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
+from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, Shortfall, StoreError, UsageError
 from autofit.core.workload import METHODS, check_count, check_shared_equally
 from autofit.operations.searching.result import SearchResult
 from autofit.operations.searching.search import search
-from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.requests import SearchRequest
 
 if TYPE_CHECKING:

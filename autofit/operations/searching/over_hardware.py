@@ -125,11 +125,11 @@ def search_over_hardware(
     with Store.open(request.store) as store:
         if not all(map(matching_cards, names)):  # the name of this machine's own device, which no catalog has
             store.queue.announce(detect(request.device)[0])
-        submitted = [
-            Standing(hardware=name, search_id=submit(replace(request, hardware=name), store))
-            for name in dict.fromkeys(names)
-        ]
+        submitted: list[Standing] = []
         try:
+            for name in dict.fromkeys(names):
+                search_id = submit(replace(request, hardware=name), store)
+                submitted.append(Standing(hardware=name, search_id=search_id))
             _drive(submitted, request, store, report)
         except BaseException:
             _withdraw(campaign_id, submitted, store)
@@ -142,7 +142,7 @@ def search_over_hardware(
             memory_limit_bytes=request.memory_limit_bytes,
             store=store,
         )
-    explained = [replace(row, reason=standings[row.name].reason or row.reason) for row in rows]
+    explained = [replace(row, reason=_why_not(standings[row.name]) or row.reason) for row in rows]
     if all(standing.state != "succeeded" for standing in submitted):
         raise _failure(explained, standings)
     return OverHardware(campaign_id=campaign_id, standings=standings, rows=explained)
@@ -187,8 +187,13 @@ def _runner(request: SearchRequest, search_id: str) -> Runner:
     )
 
 
+def _why_not(standing: Standing) -> str | None:
+    """Why a search did not succeed; None if it did."""
+    return None if standing.state == "succeeded" else standing.reason or standing.state
+
+
 def _failure(rows: Sequence[OnHardware], standings: Mapping[str, Standing]) -> AutofitError:
-    reasons = "; ".join(f"{row.name}: {row.reason or standings[row.name].state}" for row in rows)
+    reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows)
     if any(standing.state == "nothing_fits" for standing in standings.values()):
         return NothingFits(reasons)
     return EnvironmentLacks(reasons, remedy=RESUMES)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from autofit.core.device.probe_findings import slow_formats
 from autofit.core.document import Document
-from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, Shortfall, UsageError
 from autofit.core.frontier import Frontier, Recommendation, least_practical_speed
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial, context_keys
 from autofit.core.units import format_bytes, format_duration
 from autofit.core.workload import METHODS
 from autofit.operations.recommendation import recommendation, shortfall
-from autofit.planning.nothing_fits import Shortfall, levers, of_failures
+from autofit.planning.nothing_fits import levers, of_failures
 from autofit.planning.plan import Plan
 from autofit.prediction.probing import stored_probe
 from autofit.store import Store

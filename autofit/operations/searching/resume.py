@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import AutofitError, NothingFits, StoreError, UsageError, in_one_line
+from autofit.core.errors import AutofitError, NothingFits, Shortfall, StoreError, UsageError, in_one_line
 from autofit.operations.service.submission import digest_of
-from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import Limits, Plan, resolve_for
 from autofit.planning.requests import SearchRequest, memory_limit
 from autofit.store import Heartbeat, Lease, LeaseLost, NoStore, Store, new_owner

@@ -7,7 +7,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from autofit.catalog.hardware import card, matching_cards
+from autofit.catalog.hardware import card, card_of, matching_cards
+from autofit.core.device.hardware import EMULATED
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lengths import Lengths
 from autofit.core.units import format_bytes
@@ -69,11 +70,12 @@ def hardware_for(name: str | None, store: Store) -> str:
     for None the only one known. Raises `UsageError` for any other name, and where there are several."""
     names = store.queue.hardware_names()
     if name is None or name.lower() == "auto":
-        if len(names) == 1:
+        if len(names) == 1 and not names[0].startswith(EMULATED):
             return names[0]
         raise UsageError(f"name the hardware: {', '.join(names) or 'no runner has told of any yet'}")
     if name.lower() in names:
-        return name.lower()
+        known = None if name.lower().startswith(EMULATED) else card_of(name.lower())
+        return name.lower() if known is None else known.name  # at whatever power limit
     if matching_cards(name):
         return card(name).name
     raise unknown("hardware", name, names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,7 @@ from autofit.trial.machine.detection import detect
 from autofit.workers.cluster.connection import connect
 from autofit.workers.cluster.demand import DeviceRequest
 from autofit.workers.cluster.nodes import TYPE_RESOURCE, could_be_added, is_type_of, kind, nodes
+from autofit.workers.watch import end_with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +37,16 @@ def look(address: str, device: str) -> Offer:
     """What the cluster at `address` offers now, read by a process of its own: Ray ends a process that loses its head.
 
     Raises `EnvironmentLacks` where the cluster cannot be reached."""
-    ignored = signal.signal, (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the caller decides
-    with ProcessPoolExecutor(1, get_context("spawn"), *ignored) as process:
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (os.getpid(),)) as process:
         try:
             return process.submit(_look, address, device).result()
         except BrokenProcessPool:
             raise EnvironmentLacks("Ray's head was lost while it was asked", remedy="check `ray status`") from None
+
+
+def _begin(asker: int) -> None:
+    end_with(asker)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the caller decides
 
 
 def _look(address: str, device: str) -> Offer:

@@ -17,7 +17,7 @@ from autofit.catalog import models as catalog
 from autofit.core.device.hardware import Hardware
 from autofit.core.lattice import Value
 from autofit.export import export
-from autofit.techniques.axes.optimizer import OPTIMIZERS
+from autofit.techniques.axes.optimizer import OPTIMIZERS, trainable
 from autofit.training.build import make_plan
 from tests.group import on_ranks
 from tests.tiny import FSDP_TAKES_QLORA
@@ -113,7 +113,8 @@ def test_losses_are_those_of_one_device(name: str, results: dict[str, Any], plai
 def test_weights_decay_as_in_trials(name: str, results: dict[str, Any]) -> None:
     """Where DeepSpeed makes the optimizer, and where Trainer does."""
     module = torch.nn.Linear(1, 1)
-    assert results[name]["weight_decay"] == one_rank.weight_decay(OPTIMIZERS["adamw"].make(module)) > 0
+    made = OPTIMIZERS["adamw"].make(module, trainable(module))
+    assert results[name]["weight_decay"] == one_rank.weight_decay(made) > 0
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "zero" in name])

@@ -23,12 +23,11 @@ from unit.operations.made_trials import (
 from autofit import operations
 from autofit.api.routes.query import named_hardware
 from autofit.core.device.hardware import Hardware
-from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured, UsageError
+from autofit.core.errors import EnvironmentLacks, NothingFits, NotMeasured, Shortfall, UsageError
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal
 from autofit.operations.hardware_compared import compare_hardware
 from autofit.operations.recommendation import find_hardware
-from autofit.planning.nothing_fits import Shortfall
 from autofit.store import Store
 from autofit.techniques import complete
 from autofit.trial.machine.detection import detect

@@ -27,6 +27,7 @@ from autofit.operations.diagnosing.case import Case, bytes_beyond
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
+from autofit.trainers.sharded import SYNC_EACH_BATCH
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import READERS
 from tests import tiny
@@ -109,20 +110,25 @@ def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(
 @pytest.mark.parametrize(
     ("model", "tiles", "mlp", "said"),
     [
-        ("smollm2-135m", 4, "tiled", ()),
-        ("smollm2-135m", 2, "tiled", ("4 tiles are counted",)),
-        ("pythia-160m", 4, None, ("tiles of MLPs that trials do not have",)),
+        ("smollm2-135m", 4, "tiled", {}),
+        ("smollm2-135m", 2, "tiled", {"4 tiles are counted, and it has 2": "more"}),
+        ("smollm2-135m", 8, "tiled", {"4 tiles are counted, and it has 8": "less"}),
+        ("smollm2-135m", 1, None, {}),
+        ("pythia-160m", 4, None, {"tiles of MLPs that trials do not have": "less"}),
     ],
 )
+@pytest.mark.parametrize("adapter", ["adapter: lora\nlora_target_linear: true\n", ""])
 def test_tiles_of_mlps_are_counted_as_trials_have_them(
-    tmp_path: Path, model: str, tiles: int, mlp: str | None, said: tuple[str, ...]
+    tmp_path: Path, model: str, tiles: int, mlp: str | None, said: dict[str, str], adapter: str
 ) -> None:
     file = tmp_path / "config.yml"
-    file.write_text(f"base_model: x\nsequence_len: 2048\ntiled_mlp: true\ntiled_mlp_num_shards: {tiles}\n")
+    file.write_text(f"base_model: x\nsequence_len: 2048\ntiled_mlp: true\ntiled_mlp_num_shards: {tiles}\n{adapter}")
+    if not adapter and tiles > 1:
+        said = {**said, "axolotl's tiles keep a further copy of an MLP's gradients": "more"}
     reader = reader_of("axolotl", file, DiagnosisRequest(hardware="b200", model=model))
     run = Case(SourceFile.read(file), reader).run
     assert run.config.get("mlp") == mlp
-    assert tuple(part.because for part in run.not_counted if part.key == "tiled_mlp") == said
+    assert {part.because: part.effect for part in run.not_counted if part.key == "tiled_mlp"} == said
 
 
 def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, tmp_path: Path) -> None:
@@ -177,6 +183,42 @@ def test_fsdp_keeps_gradients_whole_over_the_accumulation_unless_the_file_synchr
     assert remedy.settings == {"accelerator_config.gradient_accumulation_kwargs.sync_each_batch": True}
     assert remedy.change.effect is Effect.EXACT and remedy.change.estimate.device_bytes == scattered.device_bytes
     assert remedy.diff is not None and SYNCHRONISED in remedy.diff.replace("\n+", "\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [(FSDP + "use_peft: true\n", 4), (FSDP.replace("bf16: false", "bf16: true"), 2)],
+    ids=["adapters", "as much as two shards in fp32"],
+)
+def test_gradients_that_take_no_more_whole_are_no_matter(config: Path, text: str, devices: int) -> None:
+    config.write_text(text)
+    answer = without_advice(config, model="smollm2-135m", devices=devices, memory_limit="200MiB")
+    assert not any("stay whole" in note for note in answer.notes)
+    assert not any("sync_each_batch" in key for remedy in answer.remedies for key in ".".join(remedy.settings))
+
+
+def case_of(config: Path, text: str) -> Case:
+    config.write_text(text)
+    request = DiagnosisRequest(hardware="h100-80g", model="smollm2-135m", devices=4)
+    return Case(SourceFile.read(config), reader_of("trl", config, request))
+
+
+def test_a_file_that_accumulates_only_once_it_is_edited_scatters_after_each_micro_batch(config: Path) -> None:
+    case = case_of(config, FSDP.replace("steps: 4", "steps: 1").replace("batch_size: 1", "batch_size: 4"))
+    smaller = case.nearest_expressible(case.run.config.replace(micro_batch=1))
+    assert smaller is not None and case.extra_bytes(smaller) == 0
+    assert case._edits[smaller][SYNC_EACH_BATCH] is True
+
+
+def test_whole_gradients_raise_a_peak_in_evaluation_by_less(config: Path) -> None:
+    case = case_of(config, FSDP)
+    estimate, gradients = case.estimation.estimate(), bytes_beyond(case.run, load("smollm2-135m"))["gradients"]
+    in_evaluation = estimate.phase_peaks["backward"] + gradients // 4
+    evaluated = replace(estimate, phase_peaks={**estimate.phase_peaks, "evaluation": in_evaluation})
+    assert case._whole(estimate, case.run).device_bytes - estimate.device_bytes == gradients
+    whole = case._whole(evaluated, case.run)
+    assert whole.device_bytes - estimate.device_bytes == gradients - gradients // 4
+    assert whole.phase_peaks["evaluation"] == in_evaluation
 
 
 def test_the_document_says_everything(config: Path) -> None:
@@ -399,7 +441,7 @@ OF_SMALL = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m")
 
 
 def reader_of(trainer: str, path: Path, request: DiagnosisRequest = OF_SMALL) -> RunReader:
-    return RunReader(trainer=READERS[trainer], request=request, where=Where(folder=path.parent))
+    return RunReader(trainer=READERS[trainer], request=request, where=Where(folder=path.parent, devices=request.devices))
 
 
 def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:

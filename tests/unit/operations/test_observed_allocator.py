@@ -13,7 +13,7 @@ from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial, ou
 from unit.operations.test_calibration import CARD
 
 from autofit.core.outcome import Trial
-from autofit.estimate.assumptions import CONTEXT_BYTES
+from autofit.estimate.assumptions import SEEN_CONTEXT_BYTES
 from autofit.operations import Estimation, WorkloadOptions
 from autofit.operations.explaining import Comparison
 from autofit.planning.plan import Plan
@@ -81,7 +81,7 @@ def test_an_estimate_replays_the_allocator_that_trials_had(store: Store, path: s
         made = Estimation.of(options, config, hardware=CARD.name, store=path).estimate()
         assumed = {word: any(word in said for said in made.assumptions) for word in ("expandable segments", "context")}
         assert assumed["context"] is assumed["expandable segments"]
-        assert made.breakdown["context"] == (CONTEXT_BYTES if assumed["context"] else CONTEXT)
+        assert made.breakdown["context"] == (SEEN_CONTEXT_BYTES["9.0"] if assumed["context"] else CONTEXT)
         assert made.device_bytes == made.peak_reserved_bytes + made.breakdown["context"]
         return made.peak_allocated_bytes, made.breakdown["fragmentation"], assumed["context"]
 

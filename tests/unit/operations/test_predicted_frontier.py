@@ -13,12 +13,12 @@ from jobs import tiny_model
 
 from autofit.catalog.hardware import card
 from autofit.cli.text.predicted import predicted_frontier_text
+from autofit.core.errors import Shortfall
 from autofit.core.frontier import by_method
 from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Estimate
 from autofit.operations import PredictedFrontier, SearchRequest, WorkloadOptions, predict_frontier
-from autofit.planning.nothing_fits import Shortfall
 from autofit.prediction.predicted_frontier import recommended
 from autofit.techniques import changes, complete, parse
 

@@ -21,7 +21,7 @@ from autofit.catalog.hardware import card
 from autofit.cli.text.search import result_text
 from autofit.core.device.probe import ProbePart
 from autofit.core.device.work_kinds import FORMATS, LAYOUTS, product
-from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
+from autofit.core.errors import EnvironmentLacks, NothingFits, Shortfall, UsageError
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Diverged, Outcome, Trial
 from autofit.core.units import GIB, format_bytes
@@ -33,7 +33,6 @@ from autofit.operations.searching import search as searching
 from autofit.operations.searching.resume import DrivenSearch
 from autofit.operations.service.submission import digest_of, submit
 from autofit.planning.lattices import default_space
-from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import outline, resolve
 from autofit.prediction import lattice_predictor as predicting_ahead
 from autofit.prediction import memory_deviations

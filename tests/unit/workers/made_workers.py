@@ -42,7 +42,7 @@ def made_actor(folder: Path) -> type:
     usual = made_probe().to_json()
 
     class MadeActor:
-        def __init__(self, device: str, driver: int | None, threads: str | None) -> None:
+        def __init__(self, device: str, driver: int | None, threads: str | None, version: str) -> None:
             import ray
 
             self.labels = next(

@@ -143,8 +143,8 @@ def processors_called_cards() -> type:
     card = made_probe().hardware.to_json()
 
     class Called(TrialActor):
-        def __init__(self, device: str, driver: int | None, threads: str | None) -> None:
-            super().__init__("cpu", driver, threads)
+        def __init__(self, device: str, *others: Any) -> None:
+            super().__init__("cpu", *others)
 
         def site(self, measures: bool = False, starts: bool = True) -> dict[str, Any]:
             return {**super().site(starts=False), "hardware": {**card, "host_memory_bytes": 2**40}}
