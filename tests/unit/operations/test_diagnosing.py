@@ -441,7 +441,9 @@ OF_SMALL = DiagnosisRequest(hardware="rtx-4090", model="smollm2-135m")
 
 
 def reader_of(trainer: str, path: Path, request: DiagnosisRequest = OF_SMALL) -> RunReader:
-    return RunReader(trainer=READERS[trainer], request=request, where=Where(folder=path.parent, devices=request.devices))
+    return RunReader(
+        trainer=READERS[trainer], request=request, where=Where(folder=path.parent, devices=request.devices)
+    )
 
 
 def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
