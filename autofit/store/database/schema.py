@@ -22,10 +22,10 @@ from autofit.store.database.failures import retried, translated
 from autofit.store.rows import Reader
 from autofit.store.tables import TABLES
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
+_SCRIPTS = Path(__file__).parent / "migrations"
+REVISIONS = tuple(sorted(script.name[:4] for script in _SCRIPTS.glob("versions/[0-9]*.py")))
 """Every revision, oldest first. Opening a store compares with these, which avoids importing Alembic."""
 
-_SCRIPTS = Path(__file__).parent / "migrations"
 _VERSIONS = "alembic_version"
 # Alembic keeps the migration in progress in a global variable.
 _MIGRATING = threading.Lock()
