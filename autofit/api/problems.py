@@ -77,7 +77,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        title = {404: "Not found", 413: "Too large"}.get(error.status_code, "Error")
+        titles = {401: "Unauthorised", 403: "Forbidden", 404: "Not found", 413: "Too large"}
+        title = titles.get(error.status_code, "Error")
         response = problem(error.status_code, title, str(error.detail))
         response.headers.update(error.headers or {})
         described = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", ""))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated
 from urllib.parse import quote, unquote
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse
 from fastapi.security import HTTPBearer
 from starlette.responses import Response
@@ -28,18 +28,11 @@ COOKIE = "autofit_token"
 """Holds the token of a browser, which cannot send a header of its own when it follows a link."""
 BEARER = HTTPBearer(auto_error=False, description="A token of `autofit token create`, or the operator's own")
 
+ASKS_FOR_TOKEN = {"WWW-Authenticate": "Bearer"}
+"""Headers of an answer to who has no valid token."""
+
 TokenOf = Callable[[str], Token | None]
 """From a secret to the token that it proves."""
-
-
-class Refused(Exception):
-    """The request may not be made."""
-
-    def __init__(self, detail: str, *, has_token: bool) -> None:
-        """`has_token`: whether a valid token was given, which does not allow it."""
-        super().__init__(detail)
-        self.status = 403 if has_token else 401
-        self.response = problems.problem(403, "Forbidden", detail) if has_token else unauthorised(detail)
 
 
 class Needs:
@@ -49,17 +42,17 @@ class Needs:
         self._scope = scope
 
     def __call__(self, request: Request) -> Token:
-        """Raises `Refused`."""
+        """Raises `HTTPException`."""
         token: Token | None = request.state.token
         if token is None:
-            raise Refused(
+            detail = (
                 f"what runs or writes needs a bearer token: autofit token create NAME --scope {self._scope}, "
-                f"or start the server with {TOKEN_VARIABLE}",
-                has_token=False,
+                f"or start the server with {TOKEN_VARIABLE}"
             )
+            raise HTTPException(401, detail, headers=ASKS_FOR_TOKEN)
         if not token.allows(self._scope):
             detail = f"the token {token.name!r} may {SCOPES[token.scope]}; this needs the scope {self._scope}"
-            raise Refused(detail, has_token=True)
+            raise HTTPException(403, detail)
         return token
 
 
@@ -98,7 +91,7 @@ class Guard:
                     return problems.problem(503, "Store unavailable", "the store does not answer (ask again later)")
         if request.state.token is None:
             if self._closed and not is_open:
-                return _to_the_entrance(request) or unauthorised("a bearer token is required")
+                return _to_the_entrance(request) or _unauthorised()
             if self._loopback and not names_loopback(request.headers.get("host", "")):
                 # By DNS rebinding, a web page could make a browser read the API for it.
                 return problems.problem(421, "Misdirected request", "this server answers requests to localhost only")
@@ -107,11 +100,6 @@ class Guard:
 
 def install(app: FastAPI, store: Store, *, token: str | None, closed: bool, loopback: bool) -> None:
     """Have `Guard` look at every request."""
-
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
-        return error.response
-
     app.state.token_of = partial(_find_token, operators=token, store=store)
     app.add_middleware(Guard, store, app.state.token_of, closed=closed, loopback=loopback)
 
@@ -143,8 +131,7 @@ def _find_token(secret: str, *, operators: str | None, store: Store) -> Token | 
     return store.access.bearer(secret)
 
 
-def unauthorised(detail: str) -> Response:
-    """The refusal of a request that has no valid token."""
-    refusal = problems.problem(401, "Unauthorised", detail)
-    refusal.headers["WWW-Authenticate"] = "Bearer"
+def _unauthorised() -> Response:
+    refusal = problems.problem(401, "Unauthorised", "a bearer token is required")
+    refusal.headers.update(ASKS_FOR_TOKEN)
     return refusal

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from autofit import __version__
-from autofit.api.middleware.access import Refused
 from autofit.api.page.static import address
 from autofit.api.problems import detail_of, first_mistake, status_of
 from autofit.core.errors import AutofitError
@@ -75,10 +74,10 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
     return HTMLResponse(text, status_code=status, headers=HEADERS)
 
 
-def sentence(request: Request, message: str, status: int, **more: Any) -> HTMLResponse:
-    """An error, in the page that asked for it."""
+def sentence(request: Request, message: str, status: int, *, login: str | None = None) -> HTMLResponse:
+    """An error, in the page that asked for it; `login`: where a token is given that might help."""
     template = "_error.html" if is_partial(request) else "error.html"
-    return render(request, template, status=status, message=message, **{"login": None, **more})
+    return render(request, template, status=status, message=message, login=login)
 
 
 class PageRoute(APIRoute):
@@ -101,12 +100,11 @@ class PageRoute(APIRoute):
 def _as_sentence(request: Request, error: Exception) -> Response:
     if isinstance(error, AutofitError):
         return sentence(request, detail_of(request, error), status_of(error)[0])
-    if isinstance(error, Refused):
-        login = f"/login?{urlencode({'next': request.url.path})}"
-        return sentence(request, str(error), error.status, login=login)
     if isinstance(error, RequestValidationError | ValidationError):
         return sentence(request, first_mistake(error), 400)
     if isinstance(error, HTTPException):
-        return sentence(request, str(error.detail), error.status_code)
+        is_refused = error.status_code in (401, 403)
+        login = f"/login?{urlencode({'next': request.url.path})}" if is_refused else None
+        return sentence(request, str(error.detail), error.status_code, login=login)
     _log.exception("autofit: %s %s", request.method, request.url.path)
     return sentence(request, "an unexpected error; see the server's log", 500)

@@ -13,8 +13,8 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 
-from autofit.api.middleware.access import ADMIN, RUN, MayRun, Refused
-from autofit.api.routes.common import Models, OpenedStore, Strict
+from autofit.api.middleware.access import ADMIN, RUN, MayRun
+from autofit.api.routes.common import Models, OpenedStore, Strict, silence_of_runners
 from autofit.api.routes.query import GoalQuery, MemoryLimit, WorkloadBody, understood
 from autofit.api.schema.documents import EventAnswer, State
 from autofit.catalog import space
