@@ -44,12 +44,6 @@ def get(client: TestClient, path: str, **query: Any) -> Any:
     return answer.json()
 
 
-def test_health(client: TestClient) -> None:
-    assert get(client, "/healthz")["status"] == "ok"
-    probed = client.head("/healthz")
-    assert (probed.status_code, probed.content) == (200, b"")
-
-
 def test_a_recommendation_has_the_designs_keys(client: TestClient) -> None:
     answer = get(client, "/v1/recommendation", **WORKLOAD)
     assert set(answer) == RECOMMENDATION_KEYS | RECOMMENDATION_KEYS_BESIDES
@@ -120,11 +114,6 @@ def test_the_frontier_is_sorted_by_memory(client: TestClient) -> None:
     assert sizes == [("qlora", 2), ("lora", 3), ("lora", 8), ("full", 10), ("full", 20), ("full", 40)]
 
 
-def test_the_frontier_of_one_method(client: TestClient) -> None:
-    points = get(client, "/v1/frontier", **WORKLOAD, method="lora")["points"]
-    assert {p["config"]["method"] for p in points} == {"lora"}
-
-
 def test_the_frontier_within_a_goal(client: TestClient) -> None:
     exact = get(client, "/v1/frontier", **WORKLOAD, allow="exact")["points"]
     assert {p["config"]["precision"] for p in exact} == {"bf16-mixed"}
@@ -143,12 +132,6 @@ def test_the_frontier_as_a_search_under_a_limit_judges_it(client: TestClient, st
         for limit in ({}, {"memory_limit": "25GiB"})
     ]
     assert [20 in sizes for sizes in sizes_by_limit] == [True, False]
-
-
-def test_hardware_by_name(client: TestClient, store: Store) -> None:
-    assert get(client, "/v1/frontier", **WORKLOAD, hardware="h100-80g")["hardware"]["name"] == "h100-80g"
-    # The only hardware that was measured is meant where none is named.
-    assert get(client, "/v1/frontier", **WORKLOAD)["hardware"]["name"] == "h100-80g"
 
 
 def test_a_model_in_other_letters_is_the_same(client: TestClient) -> None:

@@ -134,15 +134,6 @@ class TestAdding:
             added = store.add(a_trial())
             assert other.trials() == [added]
 
-    def test_threads_may_share_a_store(self, store: Store) -> None:
-        trial = a_trial()
-        threads = [threading.Thread(target=lambda: [store.add(trial) for _ in range(5)]) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert store.count() == 20
-
 
 class TestAsking:
     """What can be asked of the trials."""
