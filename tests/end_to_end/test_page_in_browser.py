@@ -215,9 +215,16 @@ def test_a_search_is_watched_to_its_end_though_the_store_goes_away(
     lease = claimed(store)
     store.add(store.trials()[1], lease=lease)
     playwright.expect(rows).to_have_count(1)
-    refused = browser.expect_response(lambda answer: answer.url.endswith("/events") and answer.status == 503)
-    with monkeypatch.context() as away, refused:
-        away.setattr(store, "search", fails)
+
+    def refused() -> Any:
+        return browser.expect_response(lambda answer: answer.url.endswith("/events") and answer.status == 503)
+
+    with monkeypatch.context() as away:
+        with refused():
+            away.setattr(store, "search", fails)
+        with refused():  # the page itself has asked anew
+            playwright.expect(rows).to_have_count(1)
+        playwright.expect(rows).to_have_count(1)
     assert f"the events of search {search_id} break off: the store is gone" in caplog.text
     store.add(store.trials()[2], lease=lease)
     store.queue.end(lease, "succeeded", None)

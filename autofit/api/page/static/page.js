@@ -54,12 +54,15 @@ function watch(table) {
   };
   const refresh = () => htmx.ajax("GET", table.dataset.state, {target: "#state"});
   let over = false;
+  let seen = 0; // a new stream begins with the first event again
   const listen = () => {
-    table.tBodies[0].replaceChildren();
     const source = new EventSource(table.dataset.events);
     for (const kind of ["queued", "running", "planned", "trial", "set_aside", ...endings]) {
       source.addEventListener(kind, (event) => {
-        if (kind === "trial") trial(JSON.parse(event.data).body);
+        const {seq, body} = JSON.parse(event.data);
+        if (seq <= seen) return;
+        seen = seq;
+        if (kind === "trial") trial(body);
         over = endings.includes(kind);
         clearTimeout(table.soon);
         table.soon = setTimeout(refresh, 200);
