@@ -17,7 +17,7 @@ from autofit.catalog import space
 from autofit.catalog.hardware import cards
 from autofit.core.outcome import seconds_since
 from autofit.core.units import format_duration
-from autofit.store import ENDINGS, Search
+from autofit.store import ENDINGS, Search, Store
 
 ROUTES = APIRouter(route_class=PageRoute)
 
@@ -46,8 +46,8 @@ def start(request: Request, given: Fields, store: OpenedStore, models: Models, t
 
 
 @ROUTES.get("/searches/{search_id}")
-def search_page(request: Request, search: StoredSearch) -> Response:
-    return render(request, "_search_state.html" if is_partial(request) else "search.html", **_values(search))
+def search_page(request: Request, search: StoredSearch, store: OpenedStore) -> Response:
+    return render(request, "_search_state.html" if is_partial(request) else "search.html", **_values(search, store))
 
 
 @ROUTES.post("/searches/{search_id}/cancel", dependencies=[RUN])
@@ -63,11 +63,11 @@ def _go_to(request: Request, address: str) -> Response:
     return RedirectResponse(address, 303)
 
 
-def _values(search: Search) -> dict[str, Any]:
+def _values(search: Search, store: Store) -> dict[str, Any]:
     result = dict(search.result or {})
     return {
         "search": search,
-        "state": SearchState.of(search),
+        "state": SearchState.of(search, store),
         "over": search.state in ENDINGS,
         "endings": ENDINGS,
         "recommended": result.get("recommendation"),

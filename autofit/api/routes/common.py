@@ -15,17 +15,13 @@ from autofit.api.middleware.access import Needs
 from autofit.api.schema.documents import ProblemAnswer
 from autofit.catalog.models import names
 from autofit.core.errors import unknown
+from autofit.core.units import format_duration
 from autofit.store import Store
 
 
 class Strict(APIRoute):
     """A route that asks for the token before it reads the body, which FastAPI itself does before any dependency, and
     that refuses parameters that it does not have: ignoring them would answer a different question."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._names: dict[str, list[str]] = {}
-        """Of its parameters, by method: kept, because to describe an application takes 0.15 s."""
-        super().__init__(*arguments, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
@@ -41,11 +37,8 @@ class Strict(APIRoute):
         return strict
 
     def _check_names(self, request: Request) -> None:
-        names = self._names.get(request.method)
-        if names is None:
-            described = request.app.openapi()["paths"][self.path][request.method.lower()]
-            names = [parameter["name"] for parameter in described.get("parameters", ()) if parameter["in"] == "query"]
-            self._names[request.method] = names
+        described = request.app.openapi()["paths"][self.path][request.method.lower()]  # made once, and kept
+        names = [parameter["name"] for parameter in described.get("parameters", ()) if parameter["in"] == "query"]
         for name in request.query_params:
             if name not in names:
                 raise unknown("parameter", name, names)
@@ -97,6 +90,16 @@ async def named_models(request: Request) -> NamedModels:
 
 
 Models = Annotated[NamedModels, Depends(named_models)]
+
+UNCLAIMED_SECONDS = 60.0
+"""A search that no runner takes for so long waits for one that is not there: a cluster is looked at every 30 s."""
+
+
+def silence_of_runners(store: Store) -> str | None:
+    """For how long no runner has taken a search although one waits; None where that may pass. Raises `StoreError`."""
+    seconds = store.queue.unclaimed_seconds()
+    return f"no runner has taken a search for {format_duration(seconds)}" if seconds >= UNCLAIMED_SECONDS else None
+
 
 PROBLEM: dict[str, Any] = {
     "description": "Problem details (RFC 9457)",

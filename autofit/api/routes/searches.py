@@ -22,7 +22,7 @@ from autofit.core.errors import StoreError, unknown
 from autofit.core.units import LARGEST_INTEGER, as_bytes, parse_duration
 from autofit.operations import SearchRequest
 from autofit.operations.service.submission import submit
-from autofit.store import ENDINGS, Audited, Search
+from autofit.store import ENDINGS, Audited, Search, Store
 
 _log = logging.getLogger(__name__)
 
@@ -55,10 +55,12 @@ class SearchState(BaseModel):
     spent_trials: int
 
     @classmethod
-    def of(cls, search: Search) -> SearchState:
+    def of(cls, search: Search, store: Store) -> SearchState:
         waiting_for = f"a free runner with {search.hardware_name}" if search.state == "queued" else None
         if search.state == "running" and not search.held:
             waiting_for = "another driver: its own has gone"
+        if waiting_for is not None and (silence := silence_of_runners(store)) is not None:
+            waiting_for += f" ({silence})"
         fields = {name: value for name, value in search.to_json().items() if name in cls.model_fields}
         request = dict(search.request.get("asked", search.request))
         request["model"] = search.workload.model  # its name, never its path on the server
@@ -101,12 +103,12 @@ def start(
     search_id = submit(asked, store, key=idempotency_key, by=token.name)
     request.state.search_id = search_id
     response.headers["Location"] = f"/v1/searches/{search_id}"
-    return SearchState.of(stored_search(search_id, store))
+    return SearchState.of(stored_search(search_id, store), store)
 
 
 @ROUTES.get("/v1/searches/{search_id}", summary="Where a search stands, and what it answered")
-def state(search: StoredSearch) -> SearchState:
-    return SearchState.of(search)
+def state(search: StoredSearch, store: OpenedStore) -> SearchState:
+    return SearchState.of(search, store)
 
 
 @ROUTES.delete("/v1/searches/{search_id}", dependencies=[RUN], summary="Cancel a search; its trials stay stored")
@@ -115,9 +117,9 @@ def cancel(search: StoredSearch, store: OpenedStore, token: MayRun) -> SearchSta
     is_admin = token.allows("admin")
     if not is_admin and not store.access.has_asked(token.name, search.search_id):
         store.access.note_refusal(token.name, search.search_id)
-        raise Refused(f"search {search.search_id} is not one that {token.name!r} asked for", has_token=True)
+        raise HTTPException(403, f"search {search.search_id} is not one that {token.name!r} asked for")
     store.queue.cancel(search.search_id, by=token.name, for_all=is_admin)
-    return SearchState.of(stored_search(search.search_id, store))
+    return SearchState.of(stored_search(search.search_id, store), store)
 
 
 @ROUTES.get(

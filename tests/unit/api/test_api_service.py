@@ -120,6 +120,8 @@ DOCUMENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/models": (list[documents.ModelAnswer], {}),
     "/v1/hardware": (documents.HardwareAnswer, {}),
     "/v1/spaces": (list[documents.SpaceAnswer], {"global_batch": 4}),
+    "/healthz": (documents.HealthAnswer, {}),
+    "/readyz": (documents.ReadyAnswer, {}),
 }
 
 
@@ -152,7 +154,7 @@ def test_ready_means_that_the_store_answers_and_the_runner_lives(store: Store, m
 
     runner = Runner()
     client = TestClient(create_app(store, runner=runner))
-    assert client.get("/readyz").json() == {"status": "ok", "store": "ok", "runner": "ok"}
+    assert client.get("/readyz").json() == {"status": "ok", "store": "ok", "runner": "ok", "searches": "ok"}
     runner.alive = False
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["store"]) == (503, "ok")
@@ -160,7 +162,7 @@ def test_ready_means_that_the_store_answers_and_the_runner_lives(store: Store, m
     assert "not looked" in answer.json()["runner"] and answer.json()["runner"] in answer.json()["detail"]
     runner.alive = True
     store.close()
-    monkeypatch.setattr(store, "version", fails)
+    monkeypatch.setattr(store.queue, "unclaimed_seconds", fails)
     answer = client.get("/readyz")
     assert (answer.status_code, answer.json()["runner"]) == (503, "ok")
     assert answer.json()["store"] == "it does not answer", "no address, for whoever asks has no token"
