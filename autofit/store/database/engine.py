@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 
 from autofit.core.errors import StoreError
 from autofit.store.database.address import Address
-from autofit.store.database.failures import is_conflict, is_lost, retried, translated
+from autofit.store.database.failures import may_pass, retried, translated
 
 BUSY_SECONDS = 30.0
 """How long a SQLite connection waits for another's lock; `?timeout=SECONDS` in the URL changes it."""
@@ -69,7 +69,7 @@ class Database:
                 self._check(connection)
                 return work(connection)
 
-        return self._with_retries(attempt)
+        return self._patiently(attempt)
 
     def commit(self, work: Callable[[Connection], T]) -> T:
         """Commits the changes of `work` and returns its result; calls it again if another process came first, or if the
@@ -83,12 +83,12 @@ class Database:
                 self._check(connection, writes=True)
                 return work(connection)
 
-        return self._with_retries(lambda: retried(attempt, is_conflict, seconds=60.0, pause_seconds=0.01))
+        return self._patiently(attempt)
 
-    def _with_retries(self, attempt: Callable[[], T]) -> T:
+    def _patiently(self, attempt: Callable[[], T]) -> T:
         with translated(self.address):
-            # About what a server takes to restart.
-            return retried(attempt, is_lost, seconds=10.0, pause_seconds=0.25)
+            # About what a server takes to restart; writers that conflict need less.
+            return retried(attempt, may_pass, seconds=10.0, pause_seconds=0.05)
 
     def _check(self, connection: Connection, *, writes: bool = False) -> None:
         """Raises `StoreError` if the schema is no longer the one that this program reads and writes."""

@@ -100,21 +100,15 @@ def _sqlstate(error: Exception, cause: BaseException) -> str:
     return "08" if lost else ""
 
 
-def is_conflict(error: Exception) -> bool:
-    """Whether another process wrote the same rows at the same time, so that trying again will succeed."""
-    if not isinstance(error, DBAPIError):
+def may_pass(error: Exception) -> bool:
+    """Whether trying again may succeed: another process wrote the same rows at the same time, or the connection to a
+    server was lost or refused, which may be restarting."""
+    if not isinstance(error, DBAPIError) or error.orig is None:
         return False
-    name = getattr(error.orig, "sqlite_errorname", None)
-    if name is not None:
+    if isinstance(error.orig, sqlite3.Error):
+        name = getattr(error.orig, "sqlite_errorname", None)
         return name in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_BUSY_SNAPSHOT")
-    return getattr(error.orig, "sqlstate", None) in ("23505", "40001", "40P01")
-
-
-def is_lost(error: Exception) -> bool:
-    """Whether the connection to a server was lost or refused: it may be restarting."""
-    if not isinstance(error, DBAPIError) or error.orig is None or isinstance(error.orig, sqlite3.Error):
-        return False
-    return _sqlstate(error, error.orig).startswith(("08", "57P"))
+    return _sqlstate(error, error.orig).startswith(("23505", "40001", "40P01", "08", "57P"))
 
 
 @contextmanager
@@ -126,8 +120,8 @@ def translated(address: Address) -> Iterator[None]:
         raise store_error(error, address) from None
 
 
-def retried(work: Callable[[], T], may_pass: Callable[[Exception], bool], *, seconds: float, pause_seconds: float) -> T:
-    """The result of `work`, which is called again after an error that may pass, as long as `seconds` have not passed.
+def retried(work: Callable[[], T], passes: Callable[[Exception], bool], *, seconds: float, pause_seconds: float) -> T:
+    """The result of `work`, which is called again after an error that passes, as long as `seconds` have not passed.
 
     The pauses vary around `pause_seconds`, so that processes that met do not meet again.
     """
@@ -136,6 +130,6 @@ def retried(work: Callable[[], T], may_pass: Callable[[Exception], bool], *, sec
         try:
             return work()
         except Exception as error:
-            if not may_pass(error) or time.monotonic() + pause_seconds > deadline:
+            if not passes(error) or time.monotonic() + pause_seconds > deadline:
                 raise
         time.sleep(random.uniform(0.1, 1.9) * pause_seconds)
