@@ -417,14 +417,6 @@ def test_closing_ends_the_running_trial(monkeypatch: pytest.MonkeyPatch) -> None
     assert not os.path.exists(f"/proc/{child}")
 
 
-def test_spawned_children_measure_as_forked_ones_do(warm: TrialRunner) -> None:
-    with TrialRunner(spawn=True) as spawned:
-        a = spawned.attempt(tiny_request()).outcome
-    b = warm.attempt(tiny_request()).outcome
-    assert isinstance(a, Fits) and isinstance(b, Fits)
-    assert a.measurement.losses[0] == pytest.approx(b.measurement.losses[0], rel=1e-5)
-
-
 def test_a_long_micro_steps_gradient_is_compared_on_a_few_tokens_that_are_new_to_the_model(warm: TrialRunner) -> None:
     outcome = warm.attempt(misbehaving("takes_long", compares_gradient=True)).outcome
     assert isinstance(outcome, Fits), outcome
