@@ -42,9 +42,7 @@ def when_free(
     """What `run` makes of a request once no other process runs a trial on any of `devices`, which are then held. The
     other arguments are those of `device_lock.held`."""
     try:
-        with device_lock.held(
-            devices, waiting=waiting, unwanted=unwanted, most_seconds=request.wait_seconds
-        ) as waited:
+        with device_lock.held(devices, waiting=waiting, unwanted=unwanted, most_seconds=request.wait_seconds) as waited:
             return replace(run(request.after_waiting(waited)), waited_seconds=waited)
     except device_lock.GivenUp as error:
         return not_begun(str(error))
