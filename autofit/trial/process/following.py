@@ -45,7 +45,8 @@ class Follower:
             if child.result is None and not stop.interrupted:
                 return classify.stopped(child.phase)
             return child.result or child.timed_out(time.monotonic() - self.started, interrupted=True)
-        self.device.end()
+        finally:
+            self.device.end()
         if child.recording:
             child.recording_seconds = time.monotonic() - child.answered_at
         child.end(kill=not has_ended)

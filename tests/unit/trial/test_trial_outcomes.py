@@ -130,9 +130,10 @@ def test_a_trial_that_is_interrupted_tells_what_it_has_shown(warm: TrialRunner, 
         while not begun.exists() and not running.done():
             time.sleep(0.05)
         warm.stop(interrupted=True)
-        stopped = running.result().outcome
-    assert isinstance(stopped, TimedOut) and stopped.peak_bytes == 5000, stopped
-    assert "interrupted" in stopped.reason
+        attempt = running.result()
+    assert isinstance(attempt.outcome, TimedOut) and attempt.outcome.peak_bytes == 5000, attempt
+    assert "interrupted" in attempt.outcome.reason
+    assert attempt.device_state is not None and attempt.device_state.seconds > 0.0, "what it shows may be in doubt"
 
 
 def test_no_grandchild_survives(warm: TrialRunner) -> None:
