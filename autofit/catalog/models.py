@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from autofit.catalog import architecture_file, hub
 from autofit.catalog.answer_cache import cached_answer
 from autofit.catalog.model_shape import ModelShape, measure
+from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ for text generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Document):
     """A causal language model's architecture. A value: equal configs have equal digests, whatever their source."""
 
     name: str

@@ -8,9 +8,9 @@ from typing import Any, Unpack
 
 from autofit.client.connection import Connection
 from autofit.client.search import RemoteSearch
-from autofit.core.config_text import pairs
-from autofit.core.keywords import WorkloadKeywords, spelled_out
+from autofit.core.lattice import values_in
 from autofit.core.lengths import Lengths
+from autofit.core.workload import WorkloadKeywords, spelled_out
 
 NOT_SENT = ("self", "workload", "wait", "report", "key")
 """Parameters that are the client's own; what is in `workload` is sent by itself."""
@@ -158,7 +158,7 @@ def _fields(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if "trainer" in fields:
         fields["for"] = fields.pop("trainer")
     if isinstance(fields.get("config"), str):
-        fields["config"] = {name: _value(value) for name, value in pairs(fields["config"]).items()}
+        fields["config"] = {name: _value(value) for name, value in values_in(fields["config"]).items()}
     return fields
 
 

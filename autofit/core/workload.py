@@ -5,13 +5,19 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import wraps
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar, get_type_hints
 
 from autofit.core.document import LastingDocument
 from autofit.core.errors import UsageError, unknown
 from autofit.core.lengths import LARGEST_COUNT, mean
 
+P = ParamSpec("P")
+R = TypeVar("R")
 METHODS = ("full", "lora", "qlora")
 """Training methods, the most faithful to full fine-tuning first."""
 
@@ -55,6 +61,20 @@ class WorkloadFields:
     for autofit's own step. What a program took says nothing of what another takes."""
 
 
+class WorkloadKeywords(TypedDict, total=False):
+    """The options as keyword arguments, with what users may give for each; `WorkloadFields` has what they mean."""
+
+    seq_len: int
+    global_batch: int
+    lora_dropout: float
+    devices: int
+    seed: int
+    trainer: str | None
+    lengths: str | Path | Sequence[int] | None
+    """As a file, or as the tokens of each sequence."""
+    eval_batch: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload(WorkloadFields, LastingDocument):
     """One training job, fixed during a search. Two trials are comparable only if their workloads are equal."""
@@ -73,8 +93,8 @@ class Workload(WorkloadFields, LastingDocument):
         object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 are one
         for name in ("seq_len", "global_batch", "devices", "eval_batch"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name.replace('_', '-')} is {value}: it must be at least 1")
+            if value is not None:
+                check_count(name.replace("_", "-"), value)
         if not 0.0 <= self.lora_dropout < 1.0:
             raise UsageError(f"lora-dropout is {self.lora_dropout}: it must be at least 0 and below 1")
         if self.seq_len < 2:
@@ -111,6 +131,31 @@ class Workload(WorkloadFields, LastingDocument):
         since = {"padding": "masked"} if self.masks_padding else {}
         since |= {"buckets": "apart"} if self.trainer is not None and self.devices > 1 else {}
         return digest({**self.to_json(), **since})
+
+
+def spelled_out(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, whose last parameter is `**workload: Unpack[WorkloadKeywords]`, with each of these and its default in
+    the signature, as help and notebooks show it. It is given all of them, and no other."""
+    plain = signature(function)
+    *parameters, _ = plain.parameters.values()
+    defaults = {field.name: field.default for field in fields(Workload)}
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind)
+        for name, kind in get_type_hints(WorkloadKeywords).items()
+    ]
+    whole = plain.replace(parameters=sorted([*options, *parameters], key=lambda parameter: parameter.kind))
+
+    @wraps(function)
+    def call(*positional: P.args, **named: P.kwargs) -> R:
+        try:
+            arguments = whole.bind(*positional, **named)
+        except TypeError as error:
+            raise TypeError(f"{function.__name__}(): {error}") from None
+        arguments.apply_defaults()
+        return function(*arguments.args, **arguments.kwargs)
+
+    vars(call)["__signature__"] = whole
+    return call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

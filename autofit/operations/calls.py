@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from autofit import operations, techniques
-from autofit.core.keywords import WorkloadKeywords, spelled_out
 from autofit.core.lattice import Config
 from autofit.core.units import as_bytes, as_seconds
-from autofit.core.workload import Goal
+from autofit.core.workload import Goal, WorkloadKeywords, spelled_out
 from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.prediction.estimation import Estimation, config_on
 from autofit.store import Store

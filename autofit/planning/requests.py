@@ -13,10 +13,9 @@ from autofit.catalog.answer_cache import cached_answer
 from autofit.catalog.models import Model, in_catalog, load, names, positions, shape
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
-from autofit.core.keywords import WorkloadKeywords
 from autofit.core.lengths import Lengths
 from autofit.core.units import LARGEST_INTEGER, MIB, format_bytes
-from autofit.core.workload import Goal, Workload, WorkloadFields, check_count
+from autofit.core.workload import Goal, Workload, WorkloadFields, WorkloadKeywords, check_count
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.techniques.habits import trainer_by_name

@@ -11,13 +11,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from autofit.catalog.models import Model
-from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep, ProbePart, memory_bound_in, products_in
 from autofit.core.errors import in_one_line
-from autofit.core.workload import Workload
 from autofit.probe.shapes import usual_format
-from autofit.techniques import Job
 from autofit.trial.machine import nvml
 
 if TYPE_CHECKING:
@@ -42,13 +38,13 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
     from autofit.probe.bench import Bench
     from autofit.trial.limits.threads import threads_per_rank, use_threads
 
-    hardware = Hardware.from_json(request["hardware"])
+    hardware = request["job"].hardware
     use_threads(threads_per_rank(hardware, None))
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("highest")  # as in trials of fp32, whatever the environment says
     before = nvml.held_bytes() or 0
     bench, rates = Bench(torch.device(hardware.kind)), dict(request["seconds_per"])
-    parts = _parts(bench, request, hardware, rates, before)
+    parts = _parts(bench, request, rates, before)
     names = request["parts"] or list(parts)
     reports.send(names)
     for name in names:
@@ -73,17 +69,15 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
         reports.send(None)
 
 
-def _parts(
-    bench: Bench, request: dict[str, Any], hardware: Hardware, rates: Mapping[str, float], held_by_others: int
-) -> dict[str, Part]:
+def _parts(bench: Bench, request: dict[str, Any], rates: Mapping[str, float], held_by_others: int) -> dict[str, Part]:
     """Every part by its name, in order; `rates` are those of all parts that have ended. They begin with what is mostly
     trained in there, for the time may be over before the last."""
     from autofit.probe import memory_bound, products, ranks, updates
     from autofit.probe.bench import FORMATS
 
-    shapes, environments = request["shapes"], request["environments"]
+    job, shapes, environments = request["job"], request["shapes"], request["environments"]
     parts: dict[str, Part] = {}
-    for name in sorted(FORMATS, key=usual_format(hardware).__ne__):
+    for name in sorted(FORMATS, key=usual_format(job.hardware).__ne__):
         parts[products_in(name)] = partial(products.measure, bench, shapes, name)
         parts[memory_bound_in(name)] = partial(memory_bound.measure, bench, shapes, name)
         parts[f"attention in {name}"] = partial(memory_bound.measure_attention, bench, shapes, name)
@@ -100,12 +94,11 @@ def _parts(
     def launching() -> Results:
         from autofit.probe import launches
 
-        return launches.measure(bench, _job(request["model"], hardware, request["stack"]))
+        return launches.measure(bench, job)
 
     def real() -> Results:
         from autofit.probe import real_step
 
-        job = _job(request["model"], hardware, request["stack"])
         return real_step.measure(bench, job, real_step.configs_for(rates, accelerator=bench.accelerator))
 
     def context() -> Results:
@@ -130,9 +123,3 @@ def _recover(bench: Bench, failure: str) -> None:
         except Exception:
             print(failure, file=sys.stderr, flush=True)
             os._exit(1)
-
-
-def _job(model: Model, hardware: Hardware, stack: Stack) -> Job:
-    # The real step chooses its own length.
-    workload = Workload(model=model.name, model_digest=model.digest, seq_len=2, global_batch=1)
-    return Job(model=model, workload=workload, hardware=hardware, stack=stack)

@@ -19,9 +19,11 @@ from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import OUT_OF_TIME, MeasuredStep, Probe, ProbePart, shapes_key
 from autofit.core.errors import EnvironmentLacks, lines_of
 from autofit.core.outcome import now
+from autofit.core.workload import Workload
 from autofit.estimate.warm import context
 from autofit.probe import child
 from autofit.probe.shapes import Shapes
+from autofit.techniques import Job
 from autofit.trial.machine import nvml
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.measure.process_memory import prefer_as_oom_victim
@@ -57,13 +59,13 @@ def run(
     """
     started = time.monotonic()
     until = started + most_seconds + loading_seconds
+    # The real step chooses its own length.
+    workload = Workload(model=model.name, model_digest=model.digest, seq_len=2, global_batch=1)
     # Until its first part the process imports, which takes a busy machine three minutes.
     progress = _Progress(child, max(180.0, loading_seconds), silent_seconds, most_seconds, until, list(parts) or None)
     while progress.left is None or progress.left:
         request = {
-            "model": model,
-            "hardware": hardware.to_json(),
-            "stack": stack,
+            "job": Job(model=model, workload=workload, hardware=hardware, stack=stack),
             "shapes": Shapes.of(shape(model)),
             "parts": progress.left,
             "environments": [trial_environment(hardware.kind, rank) for rank in range(ranks)] if ranks > 1 else [],

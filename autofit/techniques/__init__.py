@@ -7,10 +7,9 @@ from functools import lru_cache
 
 from autofit.catalog.hardware import Card
 from autofit.catalog.models import Model, shape
-from autofit.core.config_text import pairs
 from autofit.core.device.hardware import Hardware
 from autofit.core.errors import UsageError
-from autofit.core.lattice import Axis, Config, Value
+from autofit.core.lattice import Axis, Config, Value, values_in
 from autofit.core.workload import Effect, Goal
 from autofit.techniques import habits
 from autofit.techniques.axes.attention import Attention
@@ -142,7 +141,7 @@ def parse(text: str) -> dict[str, object]:
     """The values that `axis=value,axis=value` spells; raises `UsageError` naming the nearest valid ones."""
     values: dict[str, object] = {}
     errors: list[UsageError] = []
-    for name, value in pairs(text).items():
+    for name, value in values_in(text).items():
         if name not in AXIS:
             errors.append(not_an_axis(name, value, AXIS))
             continue

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from autofit.catalog.models import Model
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.document import Document
 from autofit.core.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Document):
     """Everything about a training run except its config."""
 
     model: Model

@@ -12,19 +12,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autofit.catalog.models import Model
-from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document, read
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, Trial, now
 from autofit.core.prediction import Prediction
-from autofit.core.workload import Workload
 from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.attempt import Attempt
-
-_JOB_FIELDS = ("model", "workload", "hardware", "stack")
-"""Of a request's JSON, the fields that are its job's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +68,7 @@ class TrialRequest(Document):
         """As a JSON object. The first serialisation sets the time of asking; whatever passes it on keeps that."""
         given_by_user = self.job.workload.program is not None
         return {
-            **{name: getattr(self.job, name).to_json() for name in _JOB_FIELDS},
-            **{name: value for name, value in Document.to_json(self).items() if name != "job"},
+            **Document.to_json(self),
             "wait_seconds": None if math.isinf(self.wait_seconds) else self.wait_seconds,
             "asked": self.asked or (_clock(), time.monotonic()),
             "folder": self.folder or (os.getcwd() if given_by_user else None),
@@ -117,15 +110,8 @@ class TrialRequest(Document):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrialRequest:
-        job = Job(
-            model=Model(**data["model"]),
-            workload=Workload.from_json(data["workload"]),
-            hardware=Hardware.from_json(data["hardware"]),
-            stack=Stack.from_json(data["stack"]),
-        )
-        fields = {name: value for name, value in data.items() if name not in _JOB_FIELDS}
-        wait_seconds = math.inf if fields["wait_seconds"] is None else fields["wait_seconds"]
-        return read(cls, {**fields, "job": job, "wait_seconds": wait_seconds, "asked": tuple(fields["asked"])})
+        wait_seconds = math.inf if data["wait_seconds"] is None else data["wait_seconds"]
+        return read(cls, {**data, "wait_seconds": wait_seconds, "asked": tuple(data["asked"])})
 
 
 @cache

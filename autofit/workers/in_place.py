@@ -24,7 +24,6 @@ class InPlacePool(Pool):
         """A pool for trials of `devices` ranks. Raises `EnvironmentLacks` if this machine does not have that many."""
         self._site = detect(device)
         check_devices(self._site[0], devices)
-        self.devices = devices
         self._runner = GroupRunner(kind=self._site[0].kind, ranks=devices)
         self._runner.start()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autofit-trial")

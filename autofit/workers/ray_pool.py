@@ -60,16 +60,13 @@ class RayPool(Pool):
         devices: int = 1,
         device: str = "auto",
         card: Card | None = None,
-        claimed: bool = False,
     ) -> None:
         """A pool for trials of `devices` ranks on cards of one kind, `workers` of them at a time, by default as many as
-        there is room for; `claimed` as in `WorkerStarter`. Raises `EnvironmentLacks` if this machine has no room; a
-        cluster may get it later."""
+        there is room for. Raises `EnvironmentLacks` if this machine has no room; a cluster may get it later."""
         connection = connect(address)
         self._leaving = ExitStack()
         self._leaving.callback(connection.close)
         self._ray = connection.ray
-        self.devices = devices
         self._queue: deque[_Queued] = deque()
         self._wait_reported = False  # whether it was said that a trial waits for another process's
         try:
@@ -89,7 +86,6 @@ class RayPool(Pool):
                     ray=self._ray,
                     device=device,
                     driver=os.getpid() if address is None else None,
-                    claimed=claimed,
                 ),
                 missing=MissingRequirements(ray=self._ray),
             )

@@ -73,7 +73,7 @@ def even(done: Completed) -> Completed:
 if __name__ == "__main__":
     never_too_busy()
     open_pool = searching.open_pool
-    searching.open_pool = lambda request, **options: EvenPool(open_pool(request, **options))
+    searching.open_pool = lambda request: EvenPool(open_pool(request))
     # Every trial counts as worthwhile.
     advice.WORTHWHILE_GAIN = advice.LUCKY_HALF_WIDTHS = 0.0
     program.main()

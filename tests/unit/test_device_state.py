@@ -49,12 +49,7 @@ def of_card(**changed: object) -> DeviceState:
         (of_processor(busy_seconds=28.0, own_seconds=28.0, stolen_seconds=12.0), "steal 30%"),
         (of_processor(held_seconds=6.0), "quota"),
         (of_processor(heat_events=3), "heat"),
-        (
-            DeviceState(
-                seconds=0.05, processor=replace(QUIET, busy_seconds=0.2, own_seconds=0.16, stolen_seconds=0.04)
-            ),
-            None,
-        ),
+        (DeviceState(seconds=0.05, processor=A_TICK_OFF), None),
         (DeviceState(seconds=10.0), None),
     ],
 )

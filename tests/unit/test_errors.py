@@ -81,23 +81,21 @@ def test_an_unknown_name_is_answered_with_the_nearest_first() -> None:
     assert "sgd" not in str(error)
 
 
-def test_a_few_names_are_all_listed_where_none_is_near() -> None:
-    assert str(unknown("format", "zzz", ["json", "trl"])) == "unknown format 'zzz': valid: json, trl"
-
-
-def test_of_many_names_the_first_are_listed_where_none_is_near() -> None:
-    names = [f"name-{number:02d}" for number in range(20)]
-    message = str(unknown("model", "???", names))
-    assert message.endswith("name-11, ...")
-    assert "name-12" not in message
-
-
-def test_no_names_at_all_are_said_to_be_none() -> None:
-    assert str(unknown("search", 7, [])) == "unknown search 7: there are none"
-
-
-def test_truth_values_are_spelled_as_in_json() -> None:
-    assert str(unknown("value of compile", "yes", [False, True])).endswith("valid: false, true")
+@pytest.mark.parametrize(
+    ("given_name", "names", "hint"),
+    [
+        ("zzz", ["json", "trl"], "valid: json, trl"),
+        (
+            "???",
+            [f"name-{number:02d}" for number in range(20)],
+            f"valid: {', '.join(f'name-{number:02d}' for number in range(12))}, ...",
+        ),
+        (7, [], "there are none"),
+        ("yes", [False, True], "valid: false, true"),
+    ],
+)
+def test_where_no_name_is_near_the_first_are_listed(given_name: object, names: list[object], hint: str) -> None:
+    assert str(unknown("format", given_name, names)) == f"unknown format {given_name!r}: {hint}"
 
 
 @given(st.data(), st.sampled_from(NAMED_AXES))

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.operations.made_trials import HARDWARE, STACK, fits
 
-from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.frontier import (
     PRACTICAL,
     Frontier,
@@ -24,35 +24,23 @@ from autofit.core.frontier import (
     timed_in_full,
 )
 from autofit.core.lattice import Config
-from autofit.core.outcome import Measurement, StepSeconds
 from autofit.core.workload import METHODS, Workload
 from autofit.techniques import changes, complete
 
-HARDWARE = Hardware(name="cpu", kind="cpu", device_name="c", memory_bytes=2**34)
-STACK = Stack(python="3.11", torch="2.13", transformers="5.23")
 WORKLOAD = Workload(model="m", model_digest="0" * 16)
+
+
+def spread(p: Point, relative: float | None) -> Point:
+    """The point with another spread of its step time."""
+    m = p.measurement
+    return replace(p, measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=relative)))
 
 
 def point(number: int, memory: int, speed: float, method: str = "full") -> Point:
     """The measured config that has `number` as its micro-batch and trial id."""
-    measurement = Measurement(
-        tokens_per_second=speed,
-        step_seconds=StepSeconds(median=1.0, p95=1.0, relative_spread=0.0),
-        mfu=None,
-        peak_allocated_bytes=memory,
-        peak_reserved_bytes=memory,
-        device_bytes=memory,
-        host_peak_bytes=memory,
-        host_baseline_bytes=0,
-        phase_peaks={},
-        losses=(6.2,),
-        reference_loss=None,
-        steps=3,
-        setup_seconds=1.0,
-        overhead_seconds=0.1,
-    )
+    measurement = replace(fits(1, speed).measurement, device_bytes=memory)
     config: Config = complete({"method": method, "micro_batch": number})
-    return Point(config=config, measurement=measurement, trial_id=number)
+    return spread(Point(config=config, measurement=measurement, trial_id=number), 0.0)
 
 
 def memory(point: Point) -> int:
@@ -141,12 +129,6 @@ def test_the_choice_is_the_fastest_that_fits_of_the_most_faithful_practical_meth
     assert chosen in rivals
     assert speed(chosen) == max(speed(p) for p in rivals)
     assert memory(chosen) == min(memory(p) for p in rivals if speed(p) == speed(chosen))
-
-
-def spread(p: Point, relative: float | None) -> Point:
-    """The point with another spread of its step time."""
-    m = p.measurement
-    return replace(p, measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=relative)))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from unit.operations.made_trials import make_trial
 
 from autofit.core.device import work_kinds
 from autofit.core.device.hardware import Hardware, Stack
@@ -191,21 +192,8 @@ def test_a_kind_that_does_not_exist_is_refused(document: dict[str, Any]) -> None
 
 
 def test_two_trials_are_equal_whatever_their_numbers_in_a_store() -> None:
-    trials = [
-        Trial(
-            config=complete({}),
-            workload=Workload(model="m", model_digest="0" * 16),
-            hardware=Hardware(name="cpu", kind="cpu", device_name="c", memory_bytes=1),
-            stack=Stack(python="3.11", torch="2.13", transformers="5.23"),
-            memory_limit_bytes=1,
-            outcome=Unsupported(reason="no"),
-            seconds=0.0,
-            recorded_at="2026-01-02T03:04:05+00:00",
-            trial_id=number,
-        )
-        for number in (None, 7)
-    ]
-    assert trials[0] == trials[1]
+    trial = make_trial({}, Unsupported(reason="no"))
+    assert replace(trial, trial_id=7) == trial
 
 
 @given(PREDICTIONS)

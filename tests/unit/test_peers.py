@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from unit.operations.made_trials import make_probe
 
-from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.device.probe import Probe, ProbePart
 from autofit.core.device.state import CardState, DeviceState
 from autofit.workers.slots.speeds import SLOW, shortfall
 
-HARDWARE = Hardware(name="h100-80g", kind="cuda", device_name="a card", memory_bytes=80 * 2**30)
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "recorded"
 
 
@@ -24,17 +23,7 @@ def probed(products: float, memory: float = 1.0, **state: object) -> Probe:
         ProbePart(name=name, seconds=1.0, seconds_per={kind: work / speed for kind, work in (("a", 2.0), ("b", 5.0))})
         for name, speed in speeds.items()
     )
-    return Probe(
-        hardware=HARDWARE,
-        stack=Stack(python="3.11", torch="2.13", transformers="5.17"),
-        model="",
-        shapes_key="",
-        parts=tuple(parts),
-        steps=(),
-        seconds=1.0,
-        recorded_at="2026-01-01T00:00:00+00:00",
-        device_state=DeviceState(seconds=1.0, cards=(CardState(uuid="GPU-a", **state),)),  # type: ignore[arg-type]
-    )
+    return make_probe(*parts, state=DeviceState(seconds=1.0, cards=(CardState(uuid="GPU-a", **state),)))  # type: ignore[arg-type]
 
 
 def test_of_two_nodes_the_slower_is_named_with_how_far_and_what_its_state_says() -> None:

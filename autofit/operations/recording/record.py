@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.lattice import Config, Value
@@ -31,6 +30,7 @@ from autofit.prediction.calibration import is_detected
 from autofit.prediction.probing import undisturbed_probe
 from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
 from autofit.search.failures import FailuresInARow
+from autofit.techniques import Job
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
 
@@ -82,32 +82,18 @@ def record(
         # What a cluster has and can run, its workers alone can say; others are started only if anything is to run.
         pool = opened.enter_context(closing(open_pool(request))) if request.ray_address is not None else None
         plan = resolve(request, pool)
-        job, limit = plan.job, plan.limits.memory_bytes
         opened.enter_context(_locked(file))
         outcomes = _begun(file, request, plan)
         configs = [config for config in _chosen(plan, request.max_trials, covering=covering) if config not in outcomes]
         before, total = len(outcomes), len(outcomes) + len(configs)
         report(before, total, None)
-
-        def requests() -> Iterator[TrialRequest]:
-            """While there is time; the rivals are what has fitted when the next one is asked for."""
-            for config in configs:
-                if time.monotonic() >= ends:
-                    return
-                yield TrialRequest(
-                    job=job,
-                    config=config,
-                    memory_limit_bytes=limit,
-                    deadline_seconds=deadline,
-                    allowance_seconds=trial_seconds,
-                    timing_seconds=TIMING_SECONDS,
-                    rivals=() if trial_seconds is None else _rivals(config, outcomes, limit),
-                )
-
         if configs and time.monotonic() < ends:
             pool = pool or opened.enter_context(closing(open_pool(request)))
-            _check_site(pool, job.hardware, job.stack)
-            for trial_request, attempt in _run_all(pool, requests()):
+            _check_site(pool, plan.job)
+            requests = _requests(
+                plan, configs, outcomes, ends=ends, deadline_seconds=deadline, trial_seconds=trial_seconds
+            )
+            for trial_request, attempt in _run_all(pool, requests):
                 table_file.append(file, table_file.line_of(trial_request.config, attempt))
                 outcomes[trial_request.config] = attempt.outcome
                 report(len(outcomes), total, trial_request.trial(attempt))
@@ -163,6 +149,32 @@ def _locked(file: Path) -> Iterator[None]:
         yield
 
 
+def _requests(
+    plan: Plan,
+    configs: Sequence[Config],
+    outcomes: Mapping[Config, Outcome],
+    *,
+    ends: float,
+    deadline_seconds: float,
+    trial_seconds: float | None,
+) -> Iterator[TrialRequest]:
+    """The trials of these configs, until the monotonic time `ends`; the rivals of each are what has fitted when it is
+    asked for."""
+    limit = plan.limits.memory_bytes
+    for config in configs:
+        if time.monotonic() >= ends:
+            return
+        yield TrialRequest(
+            job=plan.job,
+            config=config,
+            memory_limit_bytes=limit,
+            deadline_seconds=deadline_seconds,
+            allowance_seconds=trial_seconds,
+            timing_seconds=TIMING_SECONDS,
+            rivals=() if trial_seconds is None else _rivals(config, outcomes, limit),
+        )
+
+
 def _rivals(config: Config, outcomes: Mapping[Config, Outcome], limit: int) -> tuple[Rival, ...]:
     """The fastest of the config's method that has fitted, as heavy as any may be: so that it ends no trial's timing
     before that is as sure as the others'."""
@@ -174,11 +186,11 @@ def _rivals(config: Config, outcomes: Mapping[Config, Outcome], limit: int) -> t
     return (Rival(device_bytes=limit, tokens_per_second=max(speeds)),) if speeds else ()
 
 
-def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
-    site = pool.site()
-    if (site[0].key, site[1].key) != (hardware.key, stack.key):
+def _check_site(pool: Pool, job: Job) -> None:
+    hardware, stack = pool.site()
+    if (hardware.key, stack.key) != (job.hardware.key, job.stack.key):
         raise EnvironmentLacks(
-            f"the workers have {site[0].name} and {site[1]}, the recording is of {hardware.name} and {stack}",
+            f"the workers have {hardware.name} and {stack}, the recording is of {job.hardware.name} and {job.stack}",
             remedy="record where the trials run, in the same environment",
         )
 

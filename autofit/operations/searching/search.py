@@ -49,7 +49,7 @@ def search(
     started = time.monotonic()
     answered = answered_plan(request)
     on_cluster = request.ray_address is not None and answered is None
-    pool = open_pool(request, claimed=True) if on_cluster else None
+    pool = open_pool(request) if on_cluster else None
     try:
         plan = answered or resolve(request, pool)
         with Store.open(request.store) as store:
@@ -69,8 +69,8 @@ def search(
             pool.close()
 
 
-def open_pool(request: SearchRequest, *, claimed: bool = False) -> Pool:
-    """The workers that a request asks for; `claimed` says whether `Pool.claim` is called before the first trial."""
+def open_pool(request: SearchRequest) -> Pool:
+    """The workers that a request asks for."""
     if request.in_place:
         from autofit.workers.in_place import InPlacePool
 
@@ -84,7 +84,6 @@ def open_pool(request: SearchRequest, *, claimed: bool = False) -> Pool:
         devices=request.workload.devices,
         device=request.device,
         card=card,
-        claimed=claimed,
     )
 
 

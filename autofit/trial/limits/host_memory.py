@@ -16,40 +16,27 @@ that wait for the trial. With less, the kernel kills, and not always the trial. 
 available when the trial began."""
 
 
-class HostExhausted(Exception):
-    """The trial leaves too little of the host's memory; the message gives the figures."""
-
-    def __init__(self, message: str, *, was_full: bool, is_device: bool) -> None:
-        super().__init__(message)
-        self._is_device = is_device
-        self._was_full = was_full
-        """Whether others had left the trial no more than the reserve from the start."""
-
-    def outcome(self, phase: str) -> OutOfMemory | Crashed:
-        if self._was_full:
-            return Crashed(reason=f"{self}: other processes hold the rest", phase=phase, transient=True)
-        return OutOfMemory(reason=str(self), phase=phase, host=not self._is_device)
-
-
 class HostWatch:
     """Watches the host's memory while a trial runs on an accelerator, ten times a second. Used from one thread."""
 
-    def __init__(self, *, is_device: bool = False) -> None:
+    def __init__(self, *, is_device: bool) -> None:
         """`is_device`: the accelerator has no other memory than the host's."""
         self._is_device = is_device
         self._before = process_memory.host_available()
 
-    def check(self) -> None:
-        """Raises `HostExhausted` if less than the reserve is left; does nothing where the host does not say."""
+    def exhausted(self, phase: str) -> OutOfMemory | Crashed | None:
+        """The outcome of the trial, in this `phase`, if less than the reserve is left; None where that is not so, and
+        where the host does not say."""
         available = process_memory.host_available()
         if self._before is None or available is None or available >= min(RESERVE_BYTES, self._before // 8):
-            return
-        raise HostExhausted(
+            return None
+        reason = (
             f"the host is out of memory: {format_bytes(available)} were left of the {format_bytes(self._before)} that "
-            "were available when the trial began",
-            was_full=self._before <= RESERVE_BYTES,
-            is_device=self._is_device,
+            "were available when the trial began"
         )
+        if self._before <= RESERVE_BYTES:  # others had left the trial no more from the start
+            return Crashed(reason=f"{reason}: other processes hold the rest", phase=phase, transient=True)
+        return OutOfMemory(reason=reason, phase=phase, host=not self._is_device)
 
 
 def host_shortage(limit: int, ranks: int, available: int | None) -> int:

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from autofit.core.document import Document, read
+from autofit.core.document import LastingDocument
 from autofit.core.outcome import Outcome, outcome_from_json
 from autofit.trial.measure import process_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event(Document):
+class Event(LastingDocument):
     """Something that has happened in a trial. Fields that say nothing have their defaults, and are not sent."""
 
     phase: str | None = None
@@ -45,16 +45,14 @@ class Event(Document):
 
     def to_json(self) -> dict[str, Any]:
         said = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-        return {name: value for name, value in Document.to_json(self).items() if name in said}
+        return {name: value for name, value in LastingDocument.to_json(self).items() if name in said}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Event:
-        """Raises `TypeError` or `ValueError` for what is no event. What another version adds is left out."""
-        names = {field.name for field in fields(cls)}
-        data = {name: value for name, value in data.items() if name in names}
+        """Raises `TypeError` or `ValueError` for what is no event."""
         if data.get("result") is not None:
             data = {**data, "result": outcome_from_json(data["result"])}
-        return read(cls, data)
+        return super(Event, cls).from_json(data)
 
 
 class EventPipe:

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from autofit.core.outcome import Outcome
-from autofit.trial.limits.host_memory import HostExhausted, HostWatch
+from autofit.trial.limits.host_memory import HostWatch
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.measure.pace import useful_speed
 from autofit.trial.process import classify
@@ -45,9 +45,8 @@ class Follower:
             if child.result is None and not stop.interrupted:
                 return classify.stopped(child.phase)
             return child.result or child.timed_out(time.monotonic() - self.started, interrupted=True)
-        except HostExhausted as error:
-            return child.result or error.outcome(child.phase)
-        self.device.end()
+        finally:
+            self.device.end()
         if child.recording:
             child.recording_seconds = time.monotonic() - child.answered_at
         child.end(kill=not has_ended)
@@ -56,8 +55,8 @@ class Follower:
         return child.result
 
     def _listen(self) -> bool:
-        """Read events until the child has ended or answered; False once its time is over. Raises what the commands and
-        the host raise."""
+        """Read events until the child has ended or answered; False once its time is over, or its host's memory, which
+        is then the result unless there is one. Raises what the commands raise."""
         child, device = self.child, self.device
         with selectors.DefaultSelector() as selector:
             selector.register(child.events, selectors.EVENT_READ)
@@ -65,8 +64,9 @@ class Follower:
             while child.result is None or child.recording:
                 if self.commands.waiting:
                     self.commands.check()
-                if self.host is not None:
-                    self.host.check()
+                if self.host is not None and (exhausted := self.host.exhausted(child.phase)) is not None:
+                    child.result = child.result or exhausted
+                    return False
                 device.follow(child.is_timing)
                 left = self._until - time.monotonic()
                 if left <= 0:

@@ -116,9 +116,10 @@ class _Before:
 class ForkServer:
     """Runs one trial at a time."""
 
-    def __init__(self, entry: str, *, spawn: bool) -> None:
+    def __init__(self, entry: str) -> None:
         self._entry = entry
-        self._spawn = spawn
+        self._spawn = False
+        """Whether children are started anew, because forking one that can use the device is no longer possible."""
         self._preloaded: set[str] = set()
         self._had_device = False
         """Whether the driver has answered for an accelerator: if it does no longer, the device is gone."""
@@ -280,13 +281,12 @@ def device_is_touched() -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--entry", default=DEFAULT_ENTRY)
-    parser.add_argument("--spawn", action="store_true", help="start every child anew instead of forking")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C, by closing our input
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not mix with answers
-    server = ForkServer(arguments.entry, spawn=arguments.spawn)
-    preloads = arguments.entry == DEFAULT_ENTRY and not arguments.spawn
+    server = ForkServer(arguments.entry)
+    preloads = arguments.entry == DEFAULT_ENTRY
     if preloads:
         server.preload(None)
     commands = Commands(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -30,6 +31,23 @@ def not_begun(reason: str) -> Attempt:
     return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=0.0)
 
 
+def when_free(
+    devices: Sequence[str],
+    request: TrialRequest,
+    run: Callable[[TrialRequest], Attempt],
+    *,
+    waiting: device_lock.Waiting,
+    unwanted: Callable[[], bool] = lambda: False,
+) -> Attempt:
+    """What `run` makes of a request once no other process runs a trial on any of `devices`, which are then held. The
+    other arguments are those of `device_lock.held`."""
+    try:
+        with device_lock.held(devices, waiting=waiting, unwanted=unwanted, most_seconds=request.wait_seconds) as waited:
+            return replace(run(request.after_waiting(waited)), waited_seconds=waited)
+    except device_lock.GivenUp as error:
+        return not_begun(str(error))
+
+
 class GroupRunner:
     """Runs trials one after another, each on the same `ranks` devices. Used from one thread, except for `interrupt` and
     `close`."""
@@ -46,13 +64,7 @@ class GroupRunner:
     def attempt(self, request: TrialRequest) -> Attempt:
         """Run `request`, once no other process runs a trial on any of the devices. A trial's failure never raises."""
         devices = device_lock.names(self._kind, len(self._runners))
-        try:
-            with device_lock.held(
-                devices, waiting=tell_of_waiting, unwanted=self._closed.is_set, most_seconds=request.wait_seconds
-            ) as waited:
-                return replace(self._attempt(request.after_waiting(waited)), waited_seconds=waited)
-        except device_lock.GivenUp as error:
-            return not_begun(str(error))
+        return when_free(devices, request, self._attempt, waiting=tell_of_waiting, unwanted=self._closed.is_set)
 
     def _attempt(self, request: TrialRequest) -> Attempt:
         ranks = len(self._runners)

@@ -59,11 +59,10 @@ class TrialRunner:
     Used from one thread, except for `stop`. A fork server that dies is restarted for the next trial.
     """
 
-    def __init__(self, *, kind: str = "cpu", device: int = 0, entry: str = DEFAULT_ENTRY, spawn: bool = False) -> None:
+    def __init__(self, *, kind: str = "cpu", device: int = 0, entry: str = DEFAULT_ENTRY) -> None:
         """For the `device`th visible device of `kind` on this machine."""
         self._environment = trial_environment(kind, device)
-        spawning = ["--spawn"] if spawn else []
-        self._command = [sys.executable, "-m", "autofit.trial.process.fork_server", "--entry", entry, *spawning]
+        self._command = [sys.executable, "-m", "autofit.trial.process.fork_server", "--entry", entry]
         self._process: subprocess.Popen[str] | None = None
         self._server_stderr: IO[bytes] | None = None
         """The fork server's standard error: evidence if it cannot even start."""

@@ -16,8 +16,9 @@ from autofit.core.errors import EnvironmentLacks, in_one_line
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listening
+from autofit.trial.attempt import Attempt
 from autofit.trial.machine import device_lock
-from autofit.trial.process.group_runner import not_begun
+from autofit.trial.process.group_runner import when_free
 from autofit.trial.process.runner import trial_environment
 from autofit.trial.request import TrialRequest
 
@@ -148,13 +149,7 @@ class TrialActor:
         """Run one request (in a trial of several ranks, one of them), given as JSON; its attempt, as JSON too."""
         trial = TrialRequest.from_json(request)
         if place is None:
-            try:
-                with device_lock.held(self._devices, waiting=self._wait, most_seconds=trial.wait_seconds) as waited:
-                    self._waits_for = None
-                    attempt = self._runner.attempt(trial.after_waiting(waited))
-                    return replace(attempt, waited_seconds=waited).to_json()
-            except device_lock.GivenUp as error:
-                return not_begun(str(error)).to_json()
+            return when_free(self._devices, trial, self._attempt, waiting=self._wait).to_json()
         trial = replace(trial.after_waiting(place["waited"]), rendezvous=rendezvous_at(place, rank))
         with self._speaking:
             self._place = place
@@ -164,6 +159,10 @@ class TrialActor:
             with self._speaking:
                 self._place = None
             self._held.close()
+
+    def _attempt(self, trial: TrialRequest) -> Attempt:
+        self._waits_for = None
+        return self._runner.attempt(trial)
 
     def _wait(self, holder: int | None) -> None:
         self._waits_for = holder or 0

@@ -32,9 +32,6 @@ class WorkerStarter:
     driver: int | None
     """The process of this machine that they end with; None in a cluster, where the driver may be on another machine and
     Ray itself ends a lost driver's workers."""
-    claimed: bool = False
-    """Whether a search claims the pool before its first trial, which replaces all workers: until then they come up
-    without loading what trials need."""
     _owner: str | None = None
     """Search and epoch of the driver, with which its workers' names begin; None before the search is known."""
 
@@ -72,7 +69,9 @@ class WorkerStarter:
         slot.actors = [self._worker(slot, rank) for rank in range(slot.demand.ranks)]
         # Ranks on a CPU share its cores, and would measure each other.
         measures = self._owner is not None and (slot.demand.ranks == 1 or "GPU" in slot.demand.bundle)
-        starts = self._owner is not None or not self.claimed
+        # A search claims a cluster's workers before its first trial, which replaces them: what trials need is loaded
+        # from then on.
+        starts = self._owner is not None or self.driver is not None
         slot.answers = [actor.site.remote(measures, starts) for actor in slot.actors]
         slot.ends = [actor.end.remote() for actor in slot.actors]
 

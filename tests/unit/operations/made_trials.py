@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.device.probe import Probe, ProbePart
+from autofit.core.device.state import DeviceState
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Trial
 from autofit.core.prediction import Prediction, StepWork
@@ -86,6 +88,21 @@ def make_prediction(gib: float = 1.0, *, seconds: float | None = 1.0, work: Step
         calibrated_on=0,
         relative_error=None if seconds is None else 0.5,
         work=work,
+    )
+
+
+def make_probe(*parts: ProbePart, state: DeviceState | None = None) -> Probe:
+    """A probe of the card that has measured these parts."""
+    return Probe(
+        hardware=HARDWARE,
+        stack=STACK,
+        model=MODEL,
+        shapes_key="0" * 16,
+        parts=parts,
+        steps=(),
+        seconds=1.0,
+        recorded_at="2026-03-01T00:00:00+00:00",
+        device_state=state,
     )
 
 

@@ -51,7 +51,7 @@ class World:
         )
         return made
 
-    def open_pool(self, request: SearchRequest, *, claimed: bool = False) -> FakePool:
+    def open_pool(self, request: SearchRequest) -> FakePool:
         """Stands in for `searching.open_pool`."""
         job = request.workload.job(self.site)
         truth = Truth(job, Lattice(axes=AXES, configs=()), seed=1)  # outcomes are asked of it, and no configs

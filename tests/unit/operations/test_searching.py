@@ -300,9 +300,9 @@ def test_waiting_for_a_device_spends_no_time_of_a_runners_search(
     with DrivenSearch(store, lease) as driving:
         open_pool = searching.open_pool
 
-        def when_one_is_free(request: SearchRequest, *, claimed: bool = False) -> Pool:
+        def when_one_is_free(request: SearchRequest) -> Pool:
             spent.append(driving.spent_seconds)
-            return open_pool(request, claimed=claimed)
+            return open_pool(request)
 
         monkeypatch.setattr(searching, "open_pool", when_one_is_free)
         searching.search(replace(request_, ray_address="auto"), driving=driving)

@@ -28,7 +28,7 @@ def _phase(descriptor: int, name: str) -> None:
 
 def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Runs the entry function that the model is named after; for any other name trains, with that name's change."""
-    name = data["model"]["name"]
+    name = data["job"]["model"]["name"]
     if name in CHANGES:
         CHANGES[name](data)
     entry = child.run if name in CHANGES else globals().get(name, child.run)

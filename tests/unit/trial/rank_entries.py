@@ -26,7 +26,7 @@ def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Does what the model is named after, in a group that has met and been through a few collectives.
 
     If the name gives a fate to some kinds of sharding only (`FATES_OF`), the others train."""
-    name = data["model"]["name"]
+    name = data["job"]["model"]["name"]
     fate = FATES.get(name) or FATES_OF.get(name, {}).get(data["config"]["sharding"])
     if fate is None:
         CHANGES.get(name, lambda data: None)(data)

@@ -44,25 +44,27 @@ def died(
     )
 
 
-def test_the_allocators_own_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError(CUDA_TEXT), "CUDA out of memory."),
+        (
+            RuntimeError(f"backend='inductor' raised:\nOutOfMemoryError: {CUDA_TEXT}"),
+            "OutOfMemoryError: CUDA out of memory.",
+        ),
+    ],
+)
+def test_the_allocators_refusal_also_inside_the_compilers_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
     fake = install_cuda(monkeypatch)
     CudaMeter().enforce(8 * GIB)
     fake.use(allocated=7 * GIB)
-    outcome = on_gpu(torch.OutOfMemoryError(CUDA_TEXT))
-    assert isinstance(outcome, OutOfMemory)
-    assert (outcome.phase, outcome.requested_bytes, outcome.host) == ("backward", 3 * GIB // 2, False)
-    assert "\n" not in outcome.reason
-
-
-def test_the_allocators_refusal_inside_the_compilers_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install_cuda(monkeypatch)
-    CudaMeter().enforce(8 * GIB)
-    fake.use(allocated=7 * GIB)
-    outcome = on_gpu(RuntimeError(f"backend='inductor' raised:\nOutOfMemoryError: {CUDA_TEXT}"))
+    outcome = on_gpu(error)
     assert isinstance(outcome, OutOfMemory)
     # There is room on the card beyond the limit, but it is not the host that has none.
-    assert (outcome.requested_bytes, outcome.host) == (3 * GIB // 2, False)
-    assert outcome.reason.startswith("OutOfMemoryError: CUDA out of memory.") and "\n" not in outcome.reason
+    assert (outcome.phase, outcome.requested_bytes, outcome.host) == ("backward", 3 * GIB // 2, False)
+    assert outcome.reason.startswith(reason) and "\n" not in outcome.reason
 
 
 def test_torch_tells_what_share_of_the_card_is_allowed() -> None:

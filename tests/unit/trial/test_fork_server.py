@@ -67,7 +67,7 @@ def test_the_fork_server_of_gpu_trials_postpones_bitsandbytes(
     install(monkeypatch)
     code = """
 from autofit.trial.process.fork_server import ForkServer, device_is_touched
-ForkServer("entries:none", spawn=False).preload("llama")
+ForkServer("entries:none").preload("llama")
 print(device_is_touched())
 """
     command, environment = [sys.executable, "-c", code], trial_environment("cuda")
@@ -80,7 +80,7 @@ def test_a_fork_server_that_has_touched_the_device_starts_children_anew(fake_bit
     # On the CPU nothing is postponed: the fake's import shows what the check would see.
     code = """
 from autofit.trial.process.fork_server import ForkServer, device_is_touched
-made = ForkServer("entries:none", spawn=False)
+made = ForkServer("entries:none")
 made.preload(None)
 print(made._spawn, device_is_touched())
 """
@@ -94,7 +94,7 @@ def test_a_postponed_library_counts_as_installed_and_can_be_imported_afterwards(
 import os, sys
 os.environ["AUTOFIT_DEVICE_KIND"] = "cuda"
 from autofit.trial.process.fork_server import ForkServer
-ForkServer("entries:none", spawn=False).preload("llama")
+ForkServer("entries:none").preload("llama")
 from peft.import_utils import is_bnb_available
 from transformers.utils import is_bitsandbytes_available
 assert "bitsandbytes" not in sys.modules
@@ -128,7 +128,7 @@ def looks_at_the_card(monkeypatch: pytest.MonkeyPatch, commands: Commands, held:
 
     monkeypatch.setattr(nvml, "held_bytes", look)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    ForkServer("entries:killed", spawn=False).run(on_card(), commands)
+    ForkServer("entries:killed").run(on_card(), commands)
     return len(looks)
 
 
@@ -159,7 +159,7 @@ def test_a_card_that_falls_off_the_bus_is_no_fault_of_the_config(
     original = Follower._listen
     monkeypatch.setattr(Follower, "_listen", lost)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    attempt = ForkServer("entries:raises", spawn=False).run(on_card(), commands)
+    attempt = ForkServer("entries:raises").run(on_card(), commands)
     assert isinstance(attempt.outcome, Crashed) and attempt.outcome.transient
     assert attempt.outcome.reason == "the device is gone: GPU is lost"
     assert "exited with status 1" in attempt.outcome.stderr_tail
@@ -168,7 +168,7 @@ def test_a_card_that_falls_off_the_bus_is_no_fault_of_the_config(
 def test_children_that_cannot_use_the_device_after_a_fork_are_spawned(
     monkeypatch: pytest.MonkeyPatch, commands: Commands
 ) -> None:
-    server = ForkServer("entries:none", spawn=False)
+    server = ForkServer("entries:none")
     spawned = []
 
     def run(*_: object) -> Attempt:
@@ -182,6 +182,14 @@ def test_children_that_cannot_use_the_device_after_a_fork_are_spawned(
     assert spawned == [False, True]
 
 
+def test_spawned_children_measure_as_forked_ones_do(warm: TrialRunner, commands: Commands) -> None:
+    server = ForkServer(fork_server.DEFAULT_ENTRY)
+    server._spawn = True
+    a, b = server.run(tiny_request(), commands).outcome, warm.attempt(tiny_request()).outcome
+    assert isinstance(a, Fits) and isinstance(b, Fits), (a, b)
+    assert a.measurement.losses[0] == pytest.approx(b.measurement.losses[0], rel=1e-5)
+
+
 def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, commands: Commands
 ) -> None:
@@ -189,7 +197,7 @@ def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(
     monkeypatch.setattr(child_process, "_STUCK", set())
     monkeypatch.setattr(child_process.ChildProcess, "has_died", lambda child: False)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    attempt = ForkServer("entries:hang", spawn=False).run(tiny_request(deadline_seconds=0.5), commands)
+    attempt = ForkServer("entries:hang").run(tiny_request(deadline_seconds=0.5), commands)
     (stuck,) = child_process._STUCK
     assert os.waitpid(stuck, 0)[0] == stuck
     assert isinstance(attempt.outcome, Crashed) and attempt.outcome.transient
@@ -199,7 +207,7 @@ def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(
 def test_what_its_parent_runs_beside_a_trial_outlives_that(monkeypatch: pytest.MonkeyPatch, commands: Commands) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as beside:
-        attempt = ForkServer("entries:stubborn_grandchild", spawn=False).run(tiny_request(), commands)
+        attempt = ForkServer("entries:stubborn_grandchild").run(tiny_request(), commands)
         assert isinstance(attempt.outcome, Crashed) and attempt.outcome.exit_code == 3
         assert beside.poll() is None
         beside.communicate(b"end\n", timeout=60)

@@ -51,7 +51,7 @@ def hanging(
         job = tiny_job()
         hardware = replace(job.hardware, kind=kind)
         request = tiny_request(job=replace(job, hardware=hardware), deadline_seconds=deadline)
-        outcome = fork_server.ForkServer("entries:hang", spawn=False).run(request, Commands(read_end)).outcome
+        outcome = fork_server.ForkServer("entries:hang").run(request, Commands(read_end)).outcome
     finally:
         os.close(write_end)
         os.close(read_end)

@@ -130,9 +130,10 @@ def test_a_trial_that_is_interrupted_tells_what_it_has_shown(warm: TrialRunner, 
         while not begun.exists() and not running.done():
             time.sleep(0.05)
         warm.stop(interrupted=True)
-        stopped = running.result().outcome
-    assert isinstance(stopped, TimedOut) and stopped.peak_bytes == 5000, stopped
-    assert "interrupted" in stopped.reason
+        attempt = running.result()
+    assert isinstance(attempt.outcome, TimedOut) and attempt.outcome.peak_bytes == 5000, attempt
+    assert "interrupted" in attempt.outcome.reason
+    assert attempt.device_state is not None and attempt.device_state.seconds > 0.0, "what it shows may be in doubt"
 
 
 def test_no_grandchild_survives(warm: TrialRunner) -> None:
@@ -415,14 +416,6 @@ def test_closing_ends_the_running_trial(monkeypatch: pytest.MonkeyPatch) -> None
     runner.close()
     thread.join()
     assert not os.path.exists(f"/proc/{child}")
-
-
-def test_spawned_children_measure_as_forked_ones_do(warm: TrialRunner) -> None:
-    with TrialRunner(spawn=True) as spawned:
-        a = spawned.attempt(tiny_request()).outcome
-    b = warm.attempt(tiny_request()).outcome
-    assert isinstance(a, Fits) and isinstance(b, Fits)
-    assert a.measurement.losses[0] == pytest.approx(b.measurement.losses[0], rel=1e-5)
 
 
 def test_a_long_micro_steps_gradient_is_compared_on_a_few_tokens_that_are_new_to_the_model(warm: TrialRunner) -> None:

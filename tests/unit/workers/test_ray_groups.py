@@ -76,7 +76,7 @@ def listened_on() -> set[int]:
 
 
 def test_one_group_takes_the_machine(pool: RayPool) -> None:
-    assert (pool.size, pool.devices) == (1, 2)
+    assert pool.size == 1
     assert pool.site()[0].key == cpu().key
     (table,) = pool._ray.util.placement_group_table().values()
     assert table["strategy"] == "STRICT_PACK" and table["state"] == "CREATED"
