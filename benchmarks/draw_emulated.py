@@ -36,7 +36,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from estimate_emulated import judge, read, rows_of, sizes_of
+from estimate_emulated import compared, judge, read, rows_of, sizes_of
 
 from autofit.catalog.models import load, positions
 from autofit.core.device.hardware import EMULATED as PREFIX
@@ -309,7 +309,8 @@ def main() -> int:
 
     with ThreadPoolExecutor(asked.processes) as threads:
         list(threads.map(on, cards))
-    return 0 if judge(rows_of(*sorted(asked.folder.glob("*.jsonl*")))) else 1
+    rows = rows_of(*sorted(asked.folder.glob("*.jsonl*")))
+    return 0 if judge(rows, compared(rows, rows)) else 1
 
 
 if __name__ == "__main__":

@@ -175,17 +175,13 @@ def table_of(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def judge(rows: Sequence[Row]) -> bool:
-    """Print the figures and what is farthest off; returns whether every target is reached."""
-    print(f"{len(rows)} configs, of which {sum(row.measured is not None for row in rows)} trained")
-    found = figures(rows)
-    for name, value, most in found:
-        print(f"{name:53} {value:8.3%}, target {most:.2%}{'' if value <= most else '  MISSED'}")
-    worst = sorted(rows, key=lambda row: (not row.judged, row.misjudged, row.farthest), reverse=True)
+def judge(rows: Sequence[Row], found: Mapping[str, Any]) -> bool:
+    """Print the figures of these rows and what is farthest off; returns whether every target is reached."""
+    print(f"{found['configs']} configs, of which {found['trained']} trained\n{table_of(found)}")
     print("what ended otherwise, was misjudged, or is farthest off:")
-    for row in worst[:20]:
+    for row in sorted(rows, key=lambda row: (not row.judged, row.misjudged, row.farthest), reverse=True)[:20]:
         print(json.dumps(asdict(row) | {size: row.error(size) for size in SIZES}))
-    return all(value <= most for _, value, most in found)
+    return all(one["now"] <= one["target"] for one in found["figures"].values())
 
 
 def main() -> int:
@@ -198,8 +194,7 @@ def main() -> int:
     now = all_again(files, asked.processes)
     found = compared(rows_of(*files), now)
     (asked.folder / "figures.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(table_of(found))
-    return 0 if judge(now) else 1
+    return 0 if judge(now, found) else 1
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def estimate(
     context: typer.Context,
     workload: options.Estimated,
-    config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
+    config: options.Config,
     hardware: options.SeveralEstimated = "auto",
     price: options.Price = None,
     prices_file: options.Prices = None,
