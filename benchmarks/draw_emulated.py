@@ -36,7 +36,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from estimate_emulated import judge, read, rows_of, sizes_of
+from estimate_emulated import compared, judge, read, rows_of, sizes_of
 
 from autofit.catalog.models import load, positions
 from autofit.core.device.hardware import EMULATED as PREFIX
@@ -101,24 +101,21 @@ WITHOUT_SEGMENTS, CLOSE, CLOSENESS = 0.25, 0.5, 0.04
 class Drawing:
     """Configs drawn for one workload on this machine's card, each predicted and trained."""
 
-    def __init__(
-        self, site: tuple[Hardware, Stack], seed: str, ranks: int, *, compiles: bool, evaluates: bool, trained: bool
-    ) -> None:
-        self._random = random.Random(seed)
-        self._fixed: dict[str, Value] = {"compile": True, "kernels": "torch"} if compiles else {}
+    def __init__(self, site: tuple[Hardware, Stack], seed: str, asked: argparse.Namespace) -> None:
+        self._random, self._ranks = random.Random(seed), asked.ranks
+        self._fixed: dict[str, Value] = {"compile": True, "kernels": "torch"} if asked.compile else {}
         longest: int | None = 0
         while longest is not None and longest < SEQ_LENS[0]:
             model = self._random.choice(MODELS)
             longest = positions(load(model))
         seq_len = self._random.choice([s for s in SEQ_LENS if longest is None or s <= longest])
         batch = self._random.choice(BATCHES)
-        self._about: dict[str, Any] = {"model": model, "seq_len": seq_len, "global_batch": batch * ranks}
-        if evaluates:
+        self._about: dict[str, Any] = {"model": model, "seq_len": seq_len, "global_batch": batch * asked.ranks}
+        if asked.evaluate:
             self._about["eval_batch"] = self._random.choice(EVAL_BATCHES)
-        if trained:
+        if asked.trainers:
             self._about["trainer"] = self._random.choice(sorted(TRAINERS))
-        self._ranks = ranks
-        self._job = WorkloadOptions(**self._about, devices=ranks).job(site)
+        self._job = WorkloadOptions(**self._about, devices=asked.ranks).job(site)
 
     def rows(self, runners: Mapping[bool, GroupRunner]) -> Iterator[dict[str, Any]]:
         """The lines of a group's configs; the runners are those with expandable segments and without."""
@@ -230,17 +227,17 @@ def _made(values: Mapping[str, Value], job: Job) -> Config | None:
     return None
 
 
-def record_pairs(file: Path, seed: int, ranks: int) -> None:
+def record_pairs(file: Path, asked: argparse.Namespace) -> None:
     """On this machine's emulated card: train each config of `every_pair` that the file lacks."""
-    site = detect("cuda")
-    asked = replace(PAIRED, global_batch=PAIRED.global_batch * ranks, devices=ranks)
-    about = {name: getattr(asked, name) for name in ("model", "seq_len", "global_batch")}
-    job = asked.job(site)
-    configs, refused = every_pair(job, seed)
+    site, ranks = detect("cuda"), asked.ranks
+    paired = replace(PAIRED, global_batch=PAIRED.global_batch * ranks, devices=ranks)
+    about = {name: getattr(paired, name) for name in ("model", "seq_len", "global_batch")}
+    job = paired.job(site)
+    configs, refused = every_pair(job, asked.seed)
     if unbuilt := [reason for reason in refused if "--build-ops" in reason]:
         raise SystemExit(f"{site[0].name}: {unbuilt[0]}")
     if not file.exists():
-        _begin(file, site, seed=seed, refused=refused)
+        _begin(file, site, seed=asked.seed, refused=refused)
     done = [line["config"] for line in read(file)[1:]]
     estimator = Estimator(job, None)
     with GroupRunner(kind="cuda", ranks=ranks) as runner:
@@ -251,20 +248,20 @@ def record_pairs(file: Path, seed: int, ranks: int) -> None:
                 print(f"{site[0].name}: {number} of {len(configs)}", file=sys.stderr, flush=True)
 
 
-def record(file: Path, configs: int, seed: int, ranks: int, **extras: bool) -> None:
+def record(file: Path, configs: int, asked: argparse.Namespace) -> None:
     """On this machine's emulated card: draw, predict and train until the file has so many configs."""
     site = detect("cuda")
     done = read(file)[1:] if file.exists() else []
     if not done:
-        _begin(file, site, seed=seed)
+        _begin(file, site, seed=asked.seed)
     groups, have = len({line["group"] for line in done}), len(done)
     with ExitStack() as opened:
         runners = {}
         for segments in (True, False):
             os.environ.update(dict.fromkeys(ALLOCATOR, f"{EXPANDABLE}:{segments}"))
-            runners[segments] = opened.enter_context(GroupRunner(kind="cuda", ranks=ranks))
+            runners[segments] = opened.enter_context(GroupRunner(kind="cuda", ranks=asked.ranks))
         while have < configs:
-            drawing = Drawing(site, f"{seed} {site[0].name} {groups}", ranks, **extras)
+            drawing = Drawing(site, f"{asked.seed} {site[0].name} {groups}", asked)
             for row in itertools.islice(drawing.rows(runners), configs - have):
                 _add(file, {"group": groups, **row})
                 have += 1
@@ -299,12 +296,8 @@ def main() -> int:
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     cards = asked.cards.split(",")
-    if asked.here and asked.pairs:
-        record_pairs(asked.here, asked.seed, asked.ranks)
-    elif asked.here:
-        extras = {"compiles": asked.compile, "evaluates": asked.evaluate, "trained": asked.trainers}
-        record(asked.here, asked.configs // len(cards), asked.seed, asked.ranks, **extras)
     if asked.here:
+        record_pairs(asked.here, asked) if asked.pairs else record(asked.here, asked.configs // len(cards), asked)
         return 0
     asked.folder.mkdir(parents=True, exist_ok=True)
 
@@ -316,7 +309,8 @@ def main() -> int:
 
     with ThreadPoolExecutor(asked.processes) as threads:
         list(threads.map(on, cards))
-    return 0 if judge(rows_of(*sorted(asked.folder.glob("*.jsonl*")))) else 1
+    rows = rows_of(*sorted(asked.folder.glob("*.jsonl*")))
+    return 0 if judge(rows, compared(rows, rows)) else 1
 
 
 if __name__ == "__main__":

@@ -18,21 +18,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
-from autofit.core.units import MIB
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.planning.requests import WorkloadOptions
 
 SIZES = ("peak_allocated_bytes", "peak_reserved_bytes")
-PLAIN = {("compile", False), ("offload", "none"), ("sharding", "none"), ("attention", "sdpa")}
-"""What a row leaves unsaid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +71,6 @@ class Row:
     def misjudged(self) -> bool:
         """Whether it fitted unforeseen, or ran out of memory unforeseen."""
         return self.judged and self.predicted["fits"] != (self.outcome == "fits")
-
-    def __str__(self) -> str:
-        both = [self.predicted, self.measured or {}]
-        mib = [f"{found[size] / MIB:9.1f}" if found else f"{'-':>9}" for found in both for size in SIZES]
-        errors = [f"{e:+7.2%}" for size in SIZES if (e := self.error(size)) is not None]
-        about = " ".join(str(value) for value in self.job.values())
-        config = ",".join(f"{k}={v}" for k, v in self.config.items() if (k, v) not in PLAIN)
-        wrong = f" MISJUDGED: {self.outcome}, limit {self.limit / MIB:.0f}" if self.misjudged else ""
-        return f"{self.card:9} {about:36} {' '.join(mib)} {' '.join(errors)}{wrong} {config}"
 
 
 def sizes_of(found: Any) -> dict[str, Any]:
@@ -187,21 +175,13 @@ def table_of(found: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def judge(rows: Sequence[Row]) -> bool:
-    """Print the figures and what is farthest off; returns whether every target is reached."""
-    trained = sum(row.measured is not None for row in rows)
-    print(f"{len(rows)} configs, of which {trained} trained")
-    found = figures(rows)
-    for name, value, most in found:
-        print(f"{name:53} {value:8.3%}, target {most:.2%}{'' if value <= most else '  MISSED'}")
-    worst = sorted(rows, key=lambda row: (row.misjudged, row.farthest), reverse=True)
-    print("farthest off: predicted allocated and reserved MiB, measured, errors")
-    for row in worst[:20]:
-        print(row)
-    for row in rows:
-        if not row.judged:
-            print(f"{row}: {row.outcome}: {row.reason}")
-    return all(value <= most for _, value, most in found)
+def judge(rows: Sequence[Row], found: Mapping[str, Any]) -> bool:
+    """Print the figures of these rows and what is farthest off; returns whether every target is reached."""
+    print(f"{found['configs']} configs, of which {found['trained']} trained\n{table_of(found)}")
+    print("what ended otherwise, was misjudged, or is farthest off:")
+    for row in sorted(rows, key=lambda row: (not row.judged, row.misjudged, row.farthest), reverse=True)[:20]:
+        print(json.dumps(asdict(row) | {size: row.error(size) for size in SIZES}))
+    return all(one["now"] <= one["target"] for one in found["figures"].values())
 
 
 def main() -> int:
@@ -214,8 +194,7 @@ def main() -> int:
     now = all_again(files, asked.processes)
     found = compared(rows_of(*files), now)
     (asked.folder / "figures.json").write_text(json.dumps(found, indent=1) + "\n")
-    print(table_of(found))
-    return 0 if judge(now) else 1
+    return 0 if judge(now, found) else 1
 
 
 if __name__ == "__main__":

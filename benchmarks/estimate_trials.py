@@ -1,21 +1,18 @@
 """Predictions beside the measurements of recorded trials, on whatever hardware they ran.
 
     python benchmarks/estimate_trials.py [TABLE ...] [--least 60] [--json FILE]
-    python benchmarks/estimate_trials.py EXPORT ... --stored
 
 A TABLE is a file of `autofit bench record` or `autofit db export`; without one, every recorded table of a processor
 with two cores. Nothing is run and no device is needed. Each config is predicted anew: its last full measurement counts.
 Prints every config with its errors, then the figures of each workload and of all:
 
-* groups: the errors of all configs and of those with each value of an axis, and how often fit was misjudged at the
-  trials' limit; times are calibrated on all other trials of the workload;
-* between_sizes: fit misjudged over all pairs of a config and a limit halfway between two neighbouring measured sizes;
+* errors: of all configs, and how often fit was misjudged at the trials' limit; times are calibrated on all other
+  trials of the workload;
 * calibrated: tokens/s after calibration on 5 trials drawn at random, over the others; the median and the worst
   of 20 draws; uncalibrated: of all trials, by the table's own probe or else by the data sheet.
 
 Figures of as many configs that trained as --least says are held to the targets. Exits with 0 only if some are and all
-are reached. One to two seconds per config. With --stored nothing is predicted: the groups are those of the predictions
-that searches stored with the trials.
+are reached. One to two seconds per config.
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import random
 import statistics
 import sys
@@ -32,8 +30,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from prediction_errors import errors, fit, groups
 
 from autofit.catalog.models import load
 from autofit.core.device.probe import Probe
@@ -50,6 +46,7 @@ from autofit.prediction.probing import rates_of
 from autofit.store import read_lines
 from autofit.techniques import Job
 
+SIZES = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("cpu-*2c-*.jsonl"))
 CALIBRATE_ON, SEEDS = 5, 20
 TARGETS = {
@@ -123,7 +120,7 @@ def latest(trials: Iterable[Trial]) -> list[list[Trial]]:
         known = found[trial.hardware.key, trial.stack.key, trial.workload.key]
         if isinstance(trial.outcome, Fits) and not trial.outcome.measurement.stopped_early:
             known[trial.config] = trial
-        elif isinstance(trial.outcome, Fits | OutOfMemory):
+        elif isinstance(trial.outcome, Fits) or trial.ran_out_on_device:
             known.setdefault(trial.config, trial)
     return [list(known.values()) for known in found.values() if known]
 
@@ -142,12 +139,36 @@ def compared(trials: Sequence[Trial], probe: Probe | None = None) -> list[Row]:
     return [Row(trial=one, estimate=said, job=job, rates=rates) for one, said in zip(trials, estimates, strict=True)]
 
 
-def between_sizes(rows: Iterable[Row]) -> float:
-    """Share of (config, limit) pairs whose fit is predicted wrongly; limits are halfway between neighbouring sizes."""
-    pairs = [(row.estimate.device_bytes, row.measured.device_bytes) for row in rows if row.measured is not None]
-    limits = [sum(both) / 2 for both in itertools.pairwise(sorted({measured for _, measured in pairs}))]
-    wrong = [(said <= limit) != (measured <= limit) for said, measured in pairs for limit in limits]
-    return statistics.mean(wrong or [0.0])
+def errors(trial: Trial) -> dict[str, float]:
+    """Predicted over measured, minus one, of each quantity that the trial has both predicted and measured: positive
+    errors are overestimates. Of time only where other trials calibrated it."""
+    predicted, measured = trial.prediction, trial.measurement
+    if predicted is None or measured is None:
+        return {}
+    pairs = {size: (getattr(predicted, size), getattr(measured, size)) for size in SIZES}
+    if predicted.calibrated_on:
+        pairs["step_seconds"] = predicted.step_seconds, measured.step_seconds.median
+    return {name: said / shown - 1.0 for name, (said, shown) in pairs.items() if said is not None and shown > 0}
+
+
+def distribution(found: Sequence[float]) -> dict[str, float]:
+    """Of at least one error. The 95th percentile is by nearest rank; the worst, farthest from zero, has its sign."""
+    sizes = sorted(map(abs, found))
+    return {
+        "count": len(found),
+        "median": statistics.median(found),
+        "median_absolute": statistics.median(sizes),
+        "p95_absolute": sizes[math.ceil(0.95 * len(sizes)) - 1],
+        "worst": max(found, key=abs),
+    }
+
+
+def fit(trials: Sequence[Trial]) -> dict[str, int]:
+    """How often a prediction was wrong about whether a config fits its trial's limit: `too_hopeful` where it ran out of
+    memory unforeseen, `too_careful` where it fitted unforeseen."""
+    pairs = [(t.prediction.fits(t.memory_limit_bytes), isinstance(t.outcome, Fits)) for t in trials if t.prediction]
+    hopeful, careful = pairs.count((True, False)), pairs.count((False, True))
+    return {"judged": len(pairs), "too_hopeful": hopeful, "too_careful": careful, "misjudged": hopeful + careful}
 
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
@@ -184,22 +205,24 @@ def speeds(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def figures_of(name: str, trials: Sequence[Trial], least: int, more: dict[str, Any]) -> dict[str, Any]:
+def figures_of(name: str, trials: Sequence[Trial], least: int, speed: dict[str, Any]) -> dict[str, Any]:
     """All figures of some predicted trials, and those that have targets beside these; none where too few trained."""
-    kind = trials[0].hardware.kind
-    together = [replace(trial, hardware=replace(trial.hardware, name=name)) for trial in trials]
-    found = groups(together)
-    every = found[0]
+    found: dict[str, list[float]] = defaultdict(list)
+    for quantity, error in (item for trial in trials for item in errors(trial).items()):
+        found[quantity].append(error)
+    every = {"errors": {quantity: distribution(all_of) for quantity, all_of in found.items()}, "fit": fit(trials)}
     known = {"fit_misjudged": every["fit"]["misjudged"] / every["fit"]["judged"]}
     known |= {f"{of} {name}": value for of, spread in every["errors"].items() for name, value in spread.items()}
-    known |= {name: value["median"] for name, value in more.items() if name.startswith("calibrated")}
+    known |= {name: value["median"] for name, value in speed.items() if name.startswith("calibrated")}
     targets = []
     if sum(isinstance(trial.outcome, Fits) for trial in trials) >= least:
-        for figure, target in ((figure, target) for figure, target in TARGETS[kind].items() if figure in known):
-            reached = known[figure] >= target if "tau" in figure else known[figure] <= target
-            targets.append({"figure": figure, "found": known[figure], "target": target, "reached": reached})
-    print(json.dumps({"table": name, **every, **more, "targets": targets}, indent=1))
-    return {"table": name, "targets": targets, **more, "groups": found}
+        for figure, target in TARGETS[trials[0].hardware.kind].items():
+            if figure in known:
+                reached = known[figure] >= target if "tau" in figure else known[figure] <= target
+                targets.append({"figure": figure, "found": known[figure], "target": target, "reached": reached})
+    figures = {"table": name, **every, **speed, "targets": targets}
+    print(json.dumps(figures, indent=1))
+    return figures
 
 
 def predicted(rows: Sequence[Row]) -> list[Trial]:
@@ -218,12 +241,7 @@ def main() -> int:
     parser.add_argument("tables", nargs="*", type=Path, metavar="TABLE", default=RECORDED)
     parser.add_argument("--least", type=int, default=60)
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--stored", action="store_true", help="judge the predictions that exported trials have")
     asked = parser.parse_args()
-    if asked.stored:
-        found = groups(trial for table in asked.tables for trial in read(table)[0])
-        print(json.dumps(found, indent=1))
-        return 0 if found else 1
     documents, every = [], defaultdict(list)
     for table in asked.tables:
         trials, probe = read(table)
@@ -233,9 +251,8 @@ def main() -> int:
         for group in latest(trials):
             rows = compared(group, probe)
             found = predicted(rows)
-            more = {"between_sizes": between_sizes(rows), **speeds(rows)}
             about = {part: getattr(group[0], part).to_json() for part in ("hardware", "stack", "workload")}
-            documents.append({**about, **figures_of(table.name, found, asked.least, more)})
+            documents.append({**about, **figures_of(table.name, found, asked.least, speeds(rows))})
             every[group[0].hardware.kind] += found
     documents += [figures_of(f"all on {kind}", trials, asked.least, {}) for kind, trials in every.items()]
     if asked.json:

@@ -116,14 +116,17 @@ def peak(run: Run) -> dict[str, Any]:
     return {"gpus": run.job.workload.devices, **said, "misjudged": found.fits is run.ran_out}
 
 
+def errors_of(errors: Sequence[float]) -> dict[str, Any]:
+    """Their number, median and largest, without their signs."""
+    sizes = [abs(error) for error in errors]
+    median, largest = statistics.median(sizes), max(sizes)
+    return {"rows": len(sizes), "median_absolute_error": median, "largest_absolute_error": largest}
+
+
 def peaks_judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The figures of memory, and whether they reach the targets."""
-    found = []
-    for sharded in (False, True):
-        errors = [abs(row["error"]) for row in rows if row["error"] is not None and (row["gpus"] > 1) is sharded]
-        median, largest = statistics.median(errors), max(errors)
-        found.append({"rows": len(errors), "median_absolute_error": median, "largest_absolute_error": largest})
-    one, several = found
+    ran = [row for row in rows if row["error"] is not None]
+    one, several = (errors_of([r["error"] for r in ran if (r["gpus"] > 1) is sharded]) for sharded in (False, True))
     reached = one["median_absolute_error"] <= MEDIAN_ERROR and one["largest_absolute_error"] <= LARGEST_ERROR
     reached = reached and several["median_absolute_error"] <= SHARDED_MEDIAN_ERROR
     misjudged = sum(row["misjudged"] for row in rows)
@@ -142,16 +145,14 @@ def speed(run: Run) -> dict[str, Any]:
 
 def speeds_judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The figures of speed, and whether they reach the targets."""
-    errors = [abs(row["ratio"] - 1) for row in rows]
+    found = errors_of([row["ratio"] - 1 for row in rows])
     tau = kendall([row["predicted"] for row in rows], [row["published"] for row in rows])
     cards = sorted({row["card"] for row in rows})
     return {
-        "rows": len(rows),
-        "median_absolute_error": statistics.median(errors),
-        "largest_absolute_error": max(errors),
+        **found,
         "median_ratio": {card: statistics.median(r["ratio"] for r in rows if r["card"] == card) for card in cards},
         "kendall_tau": tau,
-        "reached": statistics.median(errors) <= SPEED_ERROR and tau >= TAU,
+        "reached": found["median_absolute_error"] <= SPEED_ERROR and tau >= TAU,
     }
 
 
@@ -165,8 +166,8 @@ def at_limit(run: Run) -> dict[str, Any]:
 
 def limits_judged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The figures of the limits, and whether they reach the target."""
-    largest = max(abs(row["error"]) for row in rows)
-    return {"rows": len(rows), "largest_absolute_error": largest, "reached": largest <= LIMIT_ERROR}
+    found = errors_of([row["error"] for row in rows])
+    return {**found, "reached": found["largest_absolute_error"] <= LIMIT_ERROR}
 
 
 def main() -> int:

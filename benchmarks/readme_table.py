@@ -1,6 +1,6 @@
 """The tables of memory in the main README: what is predicted for llama-3.1-8b, and what others have measured.
 
-Predictions come from `autofit estimate`, so no device is needed; an empty store makes them the same everywhere. The
+Predictions are those of `autofit estimate`, so no device is needed; an empty store makes them the same everywhere. The
 measured rows are those of Mistral-7B on one A100 in recorded/published-estimates.json, each with its prediction.
 """
 
@@ -10,12 +10,10 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from typer.testing import CliRunner
-
-from autofit.cli.main import app
+import autofit
 from autofit.core.units import GIB
+from autofit.techniques import parse
 
 CARDS = {"rtx-4090": "RTX 4090, 24 GB", "a100-40g": "A100, 40 GB", "h100-80g": "H100, 80 GB"}
 SAVING = "checkpointing=full,loss=chunked"
@@ -32,16 +30,6 @@ ROWS = (
 PUBLISHED = Path(__file__).parent / "recorded/published-estimates.json"
 
 
-def estimate(config: str, card: str) -> dict[str, Any]:
-    """The JSON of `autofit estimate`; its exit code 3 says that the config does not fit."""
-    asked = ["estimate", "--model", "llama-3.1-8b", "--hardware", card, "--config", f"micro_batch=4,{config}"]
-    done = CliRunner().invoke(app, [*asked, "--no-advice", "--json"])
-    if not done.stdout:
-        raise SystemExit(f"autofit {' '.join(asked)}: {done.exception}\n{done.stderr}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
 VERDICTS = {
     True: {"sure": "yes", "likely": "likely", "unsure": "perhaps"},
     False: {"sure": "no", "likely": "unlikely", "unsure": "perhaps not"},
@@ -54,9 +42,10 @@ def row(words: str, config: str) -> str:
 
     What autocast reserves beside that differs between runs of one estimate, as it does on a card.
     """
-    answers = [estimate(config, card) for card in CARDS]
-    memory = max(answer["peak_allocated_bytes"] for answer in answers) / GIB
-    verdicts = [VERDICTS[answer["fits"]][answer["certainty"]] for answer in answers]
+    asked = f"micro_batch=4,{config}"
+    found = [autofit.estimate("llama-3.1-8b", asked, hardware=card, advice=False) for card in CARDS]
+    memory = max(estimate.peak_allocated_bytes for estimate in found) / GIB
+    verdicts = [VERDICTS[estimate.fits][estimate.certainty or "unsure"] for estimate in found]
     return f"| {words} | {memory:.1f} GiB | {' | '.join(verdicts)} |"
 
 
@@ -71,15 +60,15 @@ def predicted() -> list[str]:
 
 def measured() -> list[str]:
     """The Markdown table of what others have measured: the first run of each method, 4 x 4,096 tokens."""
-    first: dict[str, dict[str, Any]] = {}
-    for run in json.loads(PUBLISHED.read_text())["listed"]:
-        model, how, shape, card = run["setting"].split(", ")
-        if run["left_out"] is None and (model, shape, card) == ("Mistral-7B-v0.1", "4 x 4096", "1 A100-80GB"):
-            first.setdefault(how, run)
     lines = ["| **measured** by others: Mistral-7B, A100 | peak allocated | predicted |", "|---|---|---|"]
-    for how, run in first.items():
-        sizes = (f"{run[of] / GIB:.2f} GiB" for of in ("measured_bytes", "predicted_bytes"))
-        lines.append(f"| {how}, checkpointing, 4 x 4,096 tokens | {' | '.join(sizes)} |")
+    shown = set()
+    for run in json.loads(PUBLISHED.read_text())["listed"]:
+        config = parse(run["config"])
+        how = f"{config['method']} {config['precision']}".replace("-", " ")
+        if how not in shown and (run["model"], run["gpus"], config["micro_batch"]) == ("mistral-7b", 1, 4):
+            shown.add(how)
+            sizes = (f"{run[of] / GIB:.2f} GiB" for of in ("measured_bytes", "predicted_bytes"))
+            lines.append(f"| {how}, checkpointing, 4 x 4,096 tokens | {' | '.join(sizes)} |")
     return lines
 
 

@@ -1,16 +1,14 @@
 """Search methods replayed over recorded tables: the tables of RESULTS.md, and their figures as JSON.
 
-    python benchmarks/replay.py [--table FILE ...] [--methods a,b] [--seeds 20]
-                                [--keep FOLDER] [--jobs N] [--store URL] [--json FILE] [--page FILE]
-    python benchmarks/replay.py --draw [--json FILE] [--page FILE]
+    python benchmarks/replay.py --json FILE --page FILE [--methods a,b] [--draw]
     python benchmarks/replay.py --picture docs/search.svg
 
 Every problem is searched under its table's own limit and, where fewer than a quarter of its configs run out of memory
 there, under the highest limit, halfway between two neighbouring sizes, at which a quarter does.
 
 The JSON keeps the figures of methods that this run leaves out, each with its date and revision. `--draw` writes the
-page from it and runs nothing. Below its mark the page is the program's; without `--page` the tables are printed.
-`--picture` draws one search instead. Searches are kept in `--keep`: an interrupted run resumes.
+page from it and runs nothing. Below its mark the page is the program's. `--picture` draws one search instead. Searches
+are kept in recorded/searches: an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -52,53 +50,43 @@ JSON = Mapping[str, Any]
 def main() -> None:
     """Run what is asked for and lacking, and write it down."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="append", type=Path, metavar="FILE")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=())
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--keep", type=Path, default=RECORDED / "searches", metavar="FOLDER")
-    parser.add_argument("--jobs", type=int, default=cores())
-    parser.add_argument("--store")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--page", type=Path, metavar="FILE")
     parser.add_argument("--draw", action="store_true")
     parser.add_argument("--picture", type=Path, metavar="FILE")
     asked = parser.parse_args()
     if asked.picture:
-        return picture(asked.table[0] if asked.table else TABLES[0], asked.store, asked.picture)
-    document = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {"problems": []}
+        return picture(asked.picture)
+    document = json.loads(asked.json.read_text()) if asked.json.exists() else {"problems": []}
     if not asked.draw:
-        document = merged(document, replayed(asked))
-    if asked.json:
+        document = merged(document, replayed(asked.methods))
         asked.json.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
-    if asked.page is None:
-        return print(tables_of(document))
-    prose = asked.page.read_text().partition(MARK)[0] if asked.page.exists() else ""
+    prose = asked.page.read_text().partition(MARK)[0]
     asked.page.write_text(f"{prose}{MARK}\n{tables_of(document)}")
 
 
-def replayed(asked: argparse.Namespace) -> dict[str, Any]:
-    """The figures of everything that is asked for."""
-    files = tuple(asked.table or TABLES)
+def replayed(methods: Sequence[str]) -> dict[str, Any]:
+    """The figures of these methods, or of all but Optuna's Gaussian process if none is named."""
     made = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds"), **code_here()}
-    own_limits = {table.name: table.memory_limit_bytes for table in read(files)}
-    problems, methods = [], dict[str, Any]()
+    own_limits = {table.name: table.memory_limit_bytes for table in read(TABLES)}
+    problems, ran = [], dict[str, Any]()
     for limit_of in (None, limit_for):
         found = replay(
-            files,
-            methods=asked.methods,
-            seeds=asked.seeds,
+            TABLES,
+            methods=methods,
+            seeds=SEEDS,
             limit_of=limit_of,
-            store=asked.store,
-            keep=asked.keep,
-            jobs=asked.jobs,
+            keep=RECORDED / "searches",
+            jobs=cores(),
             report=lambda line: print(line, file=sys.stderr, flush=True),
         )
         for problem in found.to_json()["problems"]:
             scores = {method["name"]: method["score"] for method in problem["methods"] if method["score"]}
-            methods |= dict.fromkeys(scores, made)
+            ran |= dict.fromkeys(scores, made)
             problems.append(figures_of(problem, scores, own_limits[problem["table"]]))
-    digests = {file.stem: sha256(file.read_bytes()).hexdigest() for file in files}
-    return {"seeds": asked.seeds, "tables": digests, "methods": methods, "problems": problems}
+    digests = {file.stem: sha256(file.read_bytes()).hexdigest() for file in TABLES}
+    return {"seeds": SEEDS, "tables": digests, "methods": ran, "problems": problems}
 
 
 def figures_of(problem: JSON, scores: Mapping[str, Any], own_limit: int) -> dict[str, Any]:
@@ -143,8 +131,7 @@ def _rounded(figure: float | None) -> float | None:
 def merged(before: JSON, now: JSON) -> dict[str, Any]:
     """`now`, with the methods that only `before` has, of the same problems of the same tables."""
     same = {table for table, digest in before.get("tables", {}).items() if now["tables"].get(table) == digest}
-    same_run = before.get("seeds") == now["seeds"]
-    old = {label(p): p["methods"] for p in before["problems"] if same_run and p["name"].partition("/")[0] in same}
+    old = {label(p): p["methods"] for p in before["problems"] if p["name"].partition("/")[0] in same}
     problems = [{**p, "methods": {**old.get(label(p), {}), **p["methods"]}} for p in now["problems"]]
     made = {**before.get("methods", {}), **now["methods"]}
     present = {name for problem in problems for name in problem["methods"]}
@@ -262,14 +249,14 @@ def _markdown(rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (title, ["---"] * len(title), *rest))
 
 
-def picture(file: Path, store: str | None, svg: Path) -> None:
-    """One search of full fine-tuning over a table: all configs, the frontier, and its trials numbered in order."""
+def picture(svg: Path) -> None:
+    """One search of full fine-tuning over the first table: all configs, the frontier, and its trials in order."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    (table,) = read([file])
+    (table,) = read(TABLES[:1])
     recorded = next(r for r in problems_of([table]) if r.problem.method == "full")
-    recorded = replace(recorded, problem=replace(recorded.problem, predictions=predictions_of(table, store=store)))
+    recorded = replace(recorded, problem=replace(recorded.problem, predictions=predictions_of(table)))
     trace = searched(recorded, ours.search, seed=0)
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()

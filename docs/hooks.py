@@ -82,37 +82,6 @@ def axes() -> str:
     return "\n\n".join(parts)
 
 
-def hardware() -> str:
-    from autofit.catalog.hardware import cards
-
-    rows = (
-        (
-            f"`{card.name}`",
-            f"{card.memory_bytes / 1024**3:.2f} GiB",
-            f"{card.bandwidth_bytes_per_second / 1e12:.2f} TB/s",
-            f"{card.training_peak_flops / 1e12:.0f} TFLOP/s" if card.training_peak_flops else "-",
-            "yes" if card.bf16 else "no",
-            card.source,
-        )
-        for card in cards()
-    )
-    return table(("card", "memory", "bandwidth", "16 bits, dense", "bf16", "source"), rows)
-
-
-def models() -> str:
-    from autofit.catalog.models import load, names
-
-    rows = ((f"`{m.name}`", f"{m.parameters:,}" if m.parameters else "-", m.source) for m in map(load, names()))
-    return table(("model", "parameters", "source"), rows)
-
-
-def spaces() -> str:
-    from autofit.planning.lattices import space_summaries
-
-    rows = ((f"`{s['name']}`", s["devices"], f"{s['configs']:,}", s["purpose"]) for s in space_summaries(64))
-    return table(("space", "devices", "configs", "purpose"), rows)
-
-
 def http() -> str:
     from autofit.api.app import create_app
     from autofit.store import Store
@@ -163,22 +132,9 @@ def python() -> str:
     )
 
 
-def exit_codes() -> str:
-    from autofit.core.errors import AutofitError
-
-    kinds = sorted([AutofitError, *AutofitError.__subclasses__()], key=lambda kind: kind.exit_code)
-    rows = [("0", "", "Done.")]
-    rows += [(str(kind.exit_code), f"`{kind.__name__}`", str(inspect.getdoc(kind)).splitlines()[0]) for kind in kinds]
-    return table(("exit code", "Python exception", "meaning"), rows)
-
-
 GENERATED: dict[str, Callable[[], str]] = {
     "command-line": command_line,
     "axes": axes,
-    "hardware": hardware,
-    "models": models,
-    "spaces": spaces,
     "http": http,
     "python": python,
-    "exit-codes": exit_codes,
 }

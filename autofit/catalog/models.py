@@ -82,14 +82,13 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")))
 
 
-NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the published count is the text model's"}
-"""What the figures of a model cannot express, by its name."""
-
-
 def listing() -> list[dict[str, Any]]:
     """The models of the catalog with what a user chooses by, as JSON values."""
-    models = [load(name) for name in names()]
-    return [{"name": m.name, "parameters": m.parameters, "source": m.source, "note": NOTES.get(m.name)} for m in models]
+    entries = {name: json.loads(_catalog_text(name)) for name in names()}
+    return [
+        {"name": name, "parameters": entry["parameters"], "source": entry["source"], "note": entry.get("note")}
+        for name, entry in entries.items()
+    ]
 
 
 def load(name: str) -> Model:
@@ -122,9 +121,8 @@ def quantisation(model: Model) -> Mapping[str, Any]:
 
 def notes(model: Model) -> tuple[str, ...]:
     """What figures of the model leave out of what its file describes, one sentence each."""
-    found = []
-    if model.name in NOTES and in_catalog(model):
-        found.append(NOTES[model.name])
+    note = json.loads(_catalog_text(model.name)).get("note") if in_catalog(model) else None
+    found = [] if note is None else [note]
     architectures = model.config.get("architectures")
     stored_as = architectures[0] if isinstance(architectures, list) and architectures else ""
     if re.search(r"For(?!CausalLM)[A-Z]", str(stored_as)):

@@ -61,6 +61,7 @@ def _names(kind: str) -> Iterable[str]:
     return names[kind]
 
 
+Config = Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")]
 GlobalBatch = Annotated[
     int, typer.Option("--global-batch", help="Sequences per optimizer step, over all micro-steps and devices.")
 ]

@@ -40,7 +40,7 @@ def test_sentences_are_short(page: Path) -> None:
     assert [sentence for sentence in prose(page) + cells(page) if len(sentence.split()) > 40] == []
 
 
-@pytest.mark.parametrize("page", EVERY, ids=name)
+@pytest.mark.parametrize("page", [*EVERY, ROOT / "benchmarks/README.md", ROOT / "CONTRIBUTING.md"], ids=name)
 def test_files_that_are_linked_are_there(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:)([^)#\s]+)", without_blocks(page.read_text()))
     assert [link for link in links if not (page.parent / link).exists()] == []

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import estimate_emulated
-import many_workers
 import pytest
 import replay
 
@@ -36,7 +35,7 @@ def test_the_page_is_of_its_figures() -> None:
 def test_the_made_devices_in_the_readme_are_their_record() -> None:
     record = figures("made-devices.json")["all"]
     within = record["searches"] - record["greedy"]
-    text = (BENCHMARKS / "README.md").read_text()
+    text = " ".join((BENCHMARKS / "README.md").read_text().split())
     for sentence in (
         f"{record['searches']:,} searches, of every problem on every made device",
         f"| slower by, median | 2 % | {100 * record['regret']['median']:.0f} % |",
@@ -45,11 +44,6 @@ def test_the_made_devices_in_the_readme_are_their_record() -> None:
         f"60 s in {within:,} searches; **more** in {record['greedy']}, up to {record['longest_seconds']:.0f} s",
     ):
         assert sentence in text
-
-
-def test_the_many_workers_in_the_docs_are_their_record() -> None:
-    page = BENCHMARKS.parent / "docs" / "admin" / "ray.md"
-    assert many_workers.table_of(figures("many-workers.json")) in page.read_text()
 
 
 @pytest.mark.parametrize("file", sorted(RECORDED.glob("*/figures.json")), ids=lambda file: file.parent.name)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def estimate(
     context: typer.Context,
     workload: options.Estimated,
-    config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
+    config: options.Config,
     hardware: options.SeveralEstimated = "auto",
     price: options.Price = None,
     prices_file: options.Prices = None,
@@ -81,7 +81,7 @@ def estimate(
     devices = _devices(names)
     read = partial(read_config, model=loaded(workload.model), trainer=workload.trainer)
     configs = {name: read(config, on=device) for name, device in devices.items()}
-    other = None if explain is None else read(explain, on=requested_device(hardware))
+    other = None if explain is None else read(explain, on=devices[names[0]])
 
     from autofit.cli.text.predicted import advice_text, estimate_text
     from autofit.trial.machine.detection import detect

@@ -157,7 +157,7 @@ def _predict(request: SearchRequest, *, as_json: bool) -> None:
 @options.expand_groups
 def trial(
     workload: options.Trained,
-    config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
+    config: options.Config,
     memory_limit: options.MemoryLimit = None,
     device: options.Device = "auto",
     deadline: Annotated[str, typer.Option("--deadline", help="Kill the trial after this time.")] = "10m",

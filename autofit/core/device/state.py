@@ -12,7 +12,7 @@ from autofit.core.units import GIB, format_bytes
 
 TOLERATED = 0.1
 """Share of a device's time that others may take. Executions of one config on a quiet machine differ by 4 to 7 % anyway
-(`benchmarks/timings.py noise`): less than this is lost among that."""
+(benchmarks/README.md, noise): less than this is lost among that."""
 TICK_SECONDS = 0.01
 """Resolution of the kernel's counts of processor time (USER_HZ, proc(5)); each count may be off by one."""
 THROTTLE_WORDS = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import estimate_trials
@@ -15,7 +14,6 @@ from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
 from autofit.core.outcome import Crashed, Fits, OutOfMemory, Trial
 from autofit.core.prediction import Prediction
 from autofit.operations import read_table
-from autofit.store.exchange import line_of, opening_line
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TABLE = BENCHMARKS / "recorded" / "cpu-2c-every-axis.jsonl"
@@ -37,15 +35,6 @@ def test_tau_counts_pairs() -> None:
     assert estimate_trials.kendall([1, 1, 2], [10, 20, 30]) == pytest.approx(2 / 3)
 
 
-def test_fit_is_misjudged_where_a_limit_lies_between_the_two_sizes() -> None:
-    pairs = ((10, 10), (20, 20), (22, 30))
-    rows = [
-        SimpleNamespace(estimate=SimpleNamespace(device_bytes=said), measured=SimpleNamespace(device_bytes=measured))
-        for said, measured in pairs
-    ]
-    assert estimate_trials.between_sizes(rows) == pytest.approx(1 / 6)
-
-
 def test_of_every_config_the_last_trial_in_full_counts() -> None:
     job = make_job(hardware=replace(HARDWARE, kind="cpu", cores=2))
     early = fits(1, 30)
@@ -59,7 +48,8 @@ def test_of_every_config_the_last_trial_in_full_counts() -> None:
     elsewhere = make_trial({}, fits(1, 1))
     assert estimate_trials.latest([*trials, other, elsewhere]) == [[trials[1], other], [elsewhere]]
     assert estimate_trials.latest([short, crashed]) == [[short]]
-    assert estimate_trials.latest([crashed]) == []
+    on_host = replace(short, outcome=OutOfMemory(reason="the host is out of memory", host=True))
+    assert estimate_trials.latest([crashed, on_host]) == []
 
 
 def test_every_trial_stands_beside_its_prediction_after_the_others(rows: Any) -> None:
@@ -67,7 +57,7 @@ def test_every_trial_stands_beside_its_prediction_after_the_others(rows: Any) ->
     found = [row.predicted([other for other in rows[:2] if other is not row]) for row in rows]
     assert [trial.prediction.calibrated_on for trial in found] == [1, 1, 2]
     figures = estimate_trials.figures_of("made", found, 1, {})
-    assert figures["groups"][0]["fit"] == {"judged": 3, "too_hopeful": 1, "too_careful": 0, "misjudged": 1}
+    assert figures["fit"] == {"judged": 3, "too_hopeful": 1, "too_careful": 0, "misjudged": 1}
     sizes = [(row.estimate.device_bytes, row.measured.device_bytes) for row in rows[:2]]
     errors = [abs(said / measured - 1) for said, measured in sizes]
     targets = {target["figure"]: target for target in figures["targets"]}
@@ -141,17 +131,32 @@ def test_a_missed_target_and_nothing_to_judge_are_told_by_the_exit_status(
     assert [table["table"] for table in json.loads(file.read_text())["tables"]] == ["t.jsonl", "all on cpu"]
 
 
-def test_stored_predictions_are_judged_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "trials.jsonl"
-    trials = [predicted(1.1, kind="cuda"), make_trial({}, fits(20, 512))]
-    file.write_text(opening_line() + "".join(map(line_of, trials)))
-    monkeypatch.setattr("sys.argv", ["estimate_trials.py", str(file), "--stored"])
-    assert estimate_trials.main() == 0
-    everything = json.loads(capsys.readouterr().out)[0]
-    assert everything["fit"]["judged"] == 1
-    assert everything["errors"]["device_bytes"]["worst"] == pytest.approx(0.1)
+def test_a_distribution_by_hand() -> None:
+    errors = [0.01 * number for number in range(1, 20)] + [-0.5]
+    assert estimate_trials.distribution(errors) == {
+        "count": 20,
+        "median": pytest.approx(0.095),
+        "median_absolute": pytest.approx(0.105),
+        "p95_absolute": pytest.approx(0.19),
+        "worst": -0.5,
+    }
+
+
+def test_errors_by_hand() -> None:
+    trial = predicted(1.1, kind="cuda")
+    assert trial.prediction is not None
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "step_seconds")
+    assert estimate_trials.errors(trial) == dict.fromkeys(names, pytest.approx(0.1))
+    older = replace(trial, prediction=replace(trial.prediction, peak_reserved_bytes=None, calibrated_on=0))
+    assert set(estimate_trials.errors(older)) == {"peak_allocated_bytes", "device_bytes"}
+    assert estimate_trials.errors(replace(trial, outcome=OutOfMemory(reason="no room", phase="forward"))) == {}
+
+
+def test_fit_is_misjudged_both_ways() -> None:
+    fitted, ran_out = predicted(1.0, kind="cuda"), OutOfMemory(reason="no room", phase="forward")
+    foreseen = predicted(1.0, kind="cuda", fits_as_predicted=False)
+    trials = [fitted, foreseen, replace(fitted, outcome=ran_out), replace(foreseen, outcome=ran_out)]
+    assert estimate_trials.fit(trials) == {"judged": 4, "too_hopeful": 1, "too_careful": 1, "misjudged": 2}
 
 
 def test_recorded_trials_are_all_of_one_workload() -> None:

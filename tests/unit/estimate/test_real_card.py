@@ -136,7 +136,7 @@ def test_compilation_speeds_a_step_up_by_what_is_predicted_within_its_error(comp
 
 
 def trainers_runs(file: str) -> Iterator[tuple[dict[str, Any], Estimate]]:
-    """The rows of `real_trainers.py`, each with what is estimated of it."""
+    """What trainers took that ran exported files, each with what is estimated of it."""
     for line in (BENCHMARKS / "recorded" / file).read_text().splitlines():
         row = json.loads(line)
         trial = Trial.from_json(row["trial"])
