@@ -1,7 +1,10 @@
-"""What launches and estimates take. Run nothing else on the machine meanwhile.
+"""What a search, launches and estimates take. Run nothing else on the machine meanwhile.
 
+    python benchmarks/timings.py search [--job JOB] [--out FILE]
     python benchmarks/timings.py launches | estimator [--model NAME] [--out FILE]
 
+search     a search as a user runs it, the whole command, in a fresh store. Job `main` is `make search`, `lora` the same
+           with that method, `plain` has no options. ONEDNN_MAX_CPU_ISA and the like make another processor of it
 launches   host time per operation of a tiny decoder, as the probe measures it, of the fastest of 12 micro-steps; on
            an emulated card it is the host's alone (tests/emulated_card/cards.py)
 estimator  one config, after imports, and the lattice of `single-gpu`, the whole command: new, and known
@@ -30,9 +33,12 @@ import torch
 from autofit.core.workload import Workload
 from autofit.operations import Estimation, WorkloadOptions
 from autofit.probe.launches import TINY, per_operation
+from autofit.store import Store
 from autofit.techniques import Job, complete, parse
 from autofit.trial.machine.detection import detect
 
+WORKLOAD = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4", "--memory-limit", "2GiB")
+JOBS = {"main": WORKLOAD, "lora": (*WORKLOAD, "--method", "lora"), "plain": WORKLOAD[:2]}
 ESTIMATED = (
     "method=full,precision=bf16-mixed,micro_batch=4,checkpointing=full",
     "method=full,precision=bf16,micro_batch=4,checkpointing=none,optimizer=adamw-8bit,loss=chunked",
@@ -41,6 +47,25 @@ ESTIMATED = (
 )
 LIBRARIES = ("torch._dynamo", "transformers.models.llama.modeling_llama", "peft", "bitsandbytes")
 """Libraries that an estimate would otherwise import while it runs."""
+
+
+def search(asked: argparse.Namespace) -> dict[str, Any]:
+    """One search in a fresh store."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["-m", "autofit", "search", *JOBS[asked.job], "--json", "--store", f"{folder}/store.db"]
+        started, began = time.monotonic(), datetime.now(UTC)
+        done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+        seconds = round(time.monotonic() - started, 1)
+        with Store.open(f"{folder}/store.db") as store:
+            trials = store.trials()
+    first = [(datetime.fromisoformat(t.recorded_at) - began).total_seconds() - t.seconds for t in trials[:1]]
+    return {
+        "job": asked.job,
+        "seconds": seconds,
+        "first_trial_after": round(first[0], 1) if first else None,
+        "trials": [{"config": t.config.to_json(), "outcome": t.outcome.kind, "seconds": t.seconds} for t in trials],
+        "answer": done.stderr[-1000:] if done.returncode else json.loads(done.stdout),
+    }
 
 
 LAUNCHING = {
@@ -104,10 +129,11 @@ def lattice_seconds(model: str, folder: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    programs = {"launches": launches, "estimator": estimator}
+    programs = {"search": search, "launches": launches, "estimator": estimator}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=programs)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--job", default="main", choices=JOBS, help="of `search`")
     parser.add_argument("--model", default="llama-3.1-8b", help="of `estimator`")
     asked = parser.parse_args()
     hardware, stack = detect()
