@@ -17,6 +17,7 @@ from autofit.estimate.assumptions import of_scales
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.saving import too_much
 from autofit.export.document import Task
+from autofit.export.trainer_arguments import SYNC_EACH_BATCH
 from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.planning.requests import WorkloadOptions
@@ -29,7 +30,6 @@ from autofit.techniques.habits import trained_format
 from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for, spelled_option
 from autofit.trainers.keys import settings_in_text
 from autofit.trainers.run import Run
-from autofit.trainers.sharded import SYNC_EACH_BATCH
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.training_arguments import OF_TRANSFORMERS_5_17, OLDER
 

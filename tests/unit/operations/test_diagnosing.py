@@ -22,12 +22,12 @@ from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
+from autofit.export.trainer_arguments import SYNC_EACH_BATCH
 from autofit.operations import Diagnosis, DiagnosisRequest
 from autofit.operations.diagnosing.case import Case, bytes_beyond
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
-from autofit.trainers.sharded import SYNC_EACH_BATCH
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import READERS
 from tests import tiny
