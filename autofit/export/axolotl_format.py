@@ -90,7 +90,8 @@ def _micro_batch(value: Value, task: Task) -> Settings:
 def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs = ta.checkpointing(value)
     if kwargs is None:
-        return settings(*ta.budget_notes(value, "axolotl"), training={"gradient_checkpointing": False})
+        notes = ta.notes_without("checkpointing", value, "axolotl")
+        return settings(*notes, training={"gradient_checkpointing": False})
     training: dict[str, object] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
     if kwargs.pop("offload", False):
         training["activation_offloading"] = "hidden_states"
@@ -100,12 +101,12 @@ def _checkpointing(value: Value, task: Task) -> Settings:
         "checkpointing=selective: axolotl keeps the outputs of attention here, not those of matrix products: less "
         "memory and more recomputation than was measured"
     )
-    notes = [note] if value == "selective" else []
-    return settings(*notes, training={**training, "selective_checkpointing": {"save": ["attention"]}})
+    selective_notes = [note] if value == "selective" else []
+    return settings(*selective_notes, training={**training, "selective_checkpointing": {"save": ["attention"]}})
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    notes: list[str] = [*ta.packing_notes(value, task, "axolotl", every=True), *ta.first_label_notes(value, "axolotl")]
+    notes = [ta.packing_note("axolotl")] if value == "packed" else ta.first_label_notes(value, "axolotl")
     if value == "padding-free" and task.config["attention"] == "sdpa":
         difference = (
             "axolotl has sdpa keep sequences apart without a mask where torch can: less memory than was measured"
@@ -160,17 +161,6 @@ def _mlp(value: Value, task: Task) -> Settings:
     return settings(*notes, training=keys)
 
 
-def _sharding(value: Value, task: Task) -> Settings:
-    if distributed.by_deepspeed(task):
-        library = distributed.deepspeed_config(task, filled=ta.FILLED)
-        return settings(*distributed.nvme_notes(task), training={"deepspeed": library})
-    if distributed.by_fsdp(task):
-        return settings(*distributed.fsdp_notes(task, narrow_sums=True), training=_fsdp(task))
-    if value != "ddp":
-        return settings()
-    return settings(*distributed.ddp_notes(task, "axolotl"), training={"ddp_find_unused_parameters": False})
-
-
 def _fsdp(task: Task) -> dict[str, object]:
     return {
         "fsdp_version": 2,
@@ -182,7 +172,7 @@ def _fsdp(task: Task) -> dict[str, object]:
             "transformer_layer_cls_to_wrap": ",".join(distributed.sharded_layers(task)),
             "state_dict_type": "FULL_STATE_DICT",
         },
-        "accelerator_config": ta.SYNCHRONISED,
+        **ta.SYNCHRONISED,
     }
 
 
@@ -195,14 +185,14 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": _optimizer,
-    "update": partial(ta.update, trainer="axolotl"),
+    "update": ta.unsettable("update", "axolotl"),
     "attention": partial(ta.attention, trainer="axolotl"),
     "kernels": _liger,
     "mlp": _mlp,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,
-    "sharding": _sharding,
+    "sharding": partial(ta.sharding, trainer="axolotl", fsdp=_fsdp),
 }
 """Each axis and its translation. A new technique is one new line here."""
 

@@ -7,7 +7,6 @@ transformers' Seq2SeqTrainingArguments), model/adapter.py and model/model_utils,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 from autofit.core.lattice import Value
 from autofit.export import distributed
@@ -71,7 +70,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     # Reentrant by default, unlike trials.
     disabled = ta.checkpointing(value) is None
     model: dict[str, object] = {"disable_gradient_checkpointing": disabled, "use_reentrant_gc": False}
-    notes = ta.budget_notes(value, "LLaMA-Factory")
+    notes = ta.notes_without("checkpointing", value, "LLaMA-Factory")
     if value in ("every-2", "every-4", SAVE_ATTENTION, "selective"):
         notes.append(
             f"checkpointing={value}: LLaMA-Factory checkpoints all layers or none; all are here: less memory and more "
@@ -93,9 +92,8 @@ def _batching(value: Value, task: Task) -> Settings:
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    return settings(
-        *ta.shared_key_notes(value, "LLaMA-Factory"), model={"flash_attn": ATTENTION.get(str(value), "sdpa")}
-    )
+    notes = ta.notes_without("attention", value, "LLaMA-Factory")
+    return settings(*notes, model={"flash_attn": ATTENTION.get(str(value), "sdpa")})
 
 
 def _loss(value: Value, task: Task) -> Settings:
@@ -119,17 +117,14 @@ def _liger(value: Value, task: Task) -> Settings:
 
 
 def _sharding(value: Value, task: Task) -> Settings:
+    written = ta.sharding(value, task, trainer="LLaMA-Factory", fsdp=_fsdp)
     if not distributed.by_fsdp(task):
-        twice = distributed.ddp_notes(task, "LLaMA-Factory") if value == "ddp" else []
-        return merge(settings(*distributed.nvme_notes(task), *twice), ta.sharding(value, task))
-    notes = distributed.fsdp_notes(task, narrow_sums=True)
-    notes.append(
-        Near(
-            f"sharding={value}: every process loads the whole model first, unless it is started with accelerate launch "
-            "and the file that --format accelerate writes"
-        )
+        return written
+    note = (
+        f"sharding={value}: every process loads the whole model first, unless it is started with accelerate launch "
+        "and the file that --format accelerate writes"
     )
-    return settings(*notes, training=_fsdp(task))
+    return merge(written, settings(Near(note)))
 
 
 def _fsdp(task: Task) -> dict[str, object]:
@@ -142,7 +137,7 @@ def _fsdp(task: Task) -> dict[str, object]:
             "reshard_after_forward": distributed.reshards(task),
             "transformer_layer_cls_to_wrap": distributed.sharded_layers(task),
         },
-        "accelerator_config": ta.SYNCHRONISED,
+        **ta.SYNCHRONISED,
     }
 
 
@@ -155,10 +150,10 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
-    "update": partial(ta.update, trainer="LLaMA-Factory"),
+    "update": ta.unsettable("update", "LLaMA-Factory"),
     "attention": _attention,
     "kernels": _liger,
-    "mlp": partial(ta.mlp, trainer="LLaMA-Factory"),
+    "mlp": ta.unsettable("mlp", "LLaMA-Factory"),
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from autofit.core.lattice import Config, Value
 from autofit.export import distributed
-from autofit.export.document import Near, NeedsMore, Settings, Task, settings
+from autofit.export.document import Emit, Near, NeedsMore, Settings, Task, settings
 from autofit.techniques.adapters import alpha, attention_projections
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.axes.precision import product_format
-from autofit.techniques.habits import TRAINERS, LogitsInEvaluation, trained_format
+from autofit.techniques.habits import LogitsInEvaluation, has_habit, trained_format
 from autofit.techniques.selective import BUDGETS
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 FILLED = ("lr", "betas", "eps", "weight_decay")
 """Arguments of DeepSpeed's own optimizer that Trainer fills in from its own arguments."""
 
-SYNCHRONISED = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-"""`accelerator_config` with FSDP: gradients are reduced after each micro-batch, as was measured; waiting for the last
-keeps them unsharded until then."""
+SYNC_EACH_BATCH = ("accelerator_config", "gradient_accumulation_kwargs", "sync_each_batch")
+"""The key that has FSDP reduce gradients after each micro-batch, and those that it is within. Trainer otherwise waits
+for the last one (`_run_epoch` of transformers' trainer.py), and keeps them unsharded until then."""
+SYNCHRONISED = {SYNC_EACH_BATCH[0]: {SYNC_EACH_BATCH[1]: {SYNC_EACH_BATCH[2]: True}}}
+"""As was measured."""
 
 LIGER_LAYERS = ("rope", "rms_norm", "swiglu", "geglu")
 """Liger's names for its kernels in decoder layers; a model has one of the last two."""
+
+WITHOUT: Mapping[tuple[str, Value], str] = {
+    ("update", "in-backward"): "keeps all gradients until it updates, and clips them",
+    ("attention", "efficient"): "repeats no keys, and torch keeps all scores where nothing is padded",
+    ("mlp", "tiled"): "computes MLPs as a whole",
+    **{("checkpointing", value): "sets no budget of torch's, and nothing is recomputed" for value in BUDGETS},
+}
+"""What trainers do that have no setting for an axis's value: it takes more memory."""
 
 _TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -95,9 +107,7 @@ def evaluation(task: Task, trainer: str, key: str = "per_device_eval_batch_size"
     """How many sequences to evaluate at a time, under the key of this trainer. It is the workload's number. Where
     training alone counted, it is the micro-batch, because evaluation takes less memory than training on it."""
     size = task.workload.eval_batch or task.config.get("micro_batch")
-    of_logits = [habit for habit in TRAINERS[trainer].habits if isinstance(habit, LogitsInEvaluation)]
-    makes_logits = any(habit.applies(task.config) for habit in of_logits)
-    if task.workload.eval_batch or not makes_logits:
+    if task.workload.eval_batch or not has_habit(LogitsInEvaluation, task.config, trainer):
         return settings(training={} if size is None else {key: size})
     note = (
         f"evaluation: {trainer} makes all logits in evaluation, but not in training: one sequence at a time was not "
@@ -124,11 +134,9 @@ def batching(value: Value, *notes: str) -> Settings:
     return settings(*notes, training={"train_sampling_strategy": "group_by_length"} if value == "grouped" else {})
 
 
-def packing_notes(value: Value, task: Task, trainer: str, *, every: bool = False) -> list[str]:
-    """A note where the trainer's flash attention, or `every`, does not look beyond a packed sequence, as trials do."""
-    if value != "packed" or not (every or task.config["attention"] == "flash"):
-        return []
-    return [f"batching=packed: {trainer} keeps packed sequences apart: less attention than was measured"]
+def packing_note(trainer: str) -> str:
+    """The note where attention does not look beyond a packed sequence, as it does in trials."""
+    return f"batching=packed: {trainer} keeps packed sequences apart: less attention than was measured"
 
 
 def first_label_notes(value: Value, trainer: str) -> list[str]:
@@ -151,10 +159,15 @@ def liger(value: Value, task: Task, *, without_loss: bool = False) -> Settings:
     return settings(training={"use_liger_kernel": layers or loss, **chosen})
 
 
-def mlp(value: Value, task: Task, *, trainer: str) -> Settings:
-    """No settings; a note where `trainer` has no tiles."""
-    difference = f"{trainer} computes MLPs as a whole: more memory than was measured"
-    return settings(*([NeedsMore(f"mlp=tiled: {difference}")] if value == "tiled" else []))
+def notes_without(axis: str, value: Value, trainer: str) -> list[str]:
+    """A note where `trainer` has no setting for `value`."""
+    does = WITHOUT.get((axis, value))
+    return [] if does is None else [NeedsMore(f"{axis}={value}: {trainer} {does}: more memory than was measured")]
+
+
+def unsettable(axis: str, trainer: str) -> Emit:
+    """For an axis of which `trainer` has the plain value alone: no settings, and notes on all others."""
+    return lambda value, task: settings(*notes_without(axis, value, trainer))
 
 
 def optimizer(value: Value, task: Task) -> Settings:
@@ -168,12 +181,6 @@ def optimizer(value: Value, task: Task) -> Settings:
             )
         )
     return settings(*notes, training={"optim": OPTIMIZERS[str(value)].trainer, "weight_decay": weight_decay(value)})
-
-
-def update(value: Value, task: Task, *, trainer: str) -> Settings:
-    """A note where `trainer` would have to update within the backward pass."""
-    difference = f"{trainer} keeps all gradients until it updates, and clips them: more memory than was measured"
-    return settings(*([NeedsMore(f"update={value}: {difference}")] if value == "in-backward" else []))
 
 
 def compilation(value: Value, task: Task) -> Settings:
@@ -195,17 +202,7 @@ def offload(value: Value, task: Task) -> Settings:
     return settings(NeedsMore(f"offload={value}: {reason}"))
 
 
-def sharding(value: Value, task: Task, *, narrow_sums: bool = True) -> Settings:
-    """The argument `deepspeed` or `fsdp`, or what DDP needs; `narrow_sums` is as in `distributed.fsdp_notes`."""
-    if distributed.by_deepspeed(task):
-        return settings(training={"deepspeed": distributed.deepspeed_config(task, filled=FILLED)})
-    if distributed.by_fsdp(task):
-        return settings(*distributed.fsdp_notes(task, narrow_sums=narrow_sums), training=_fsdp(task))
-    # Otherwise Trainer searches for parameters without a gradient at every step.
-    return settings(training={"ddp_find_unused_parameters": False} if value == "ddp" else {})
-
-
-def _fsdp(task: Task) -> dict[str, object]:
+def fsdp_arguments(task: Task) -> dict[str, object]:
     return {
         "fsdp": True,
         "fsdp_config": {
@@ -215,8 +212,25 @@ def _fsdp(task: Task) -> dict[str, object]:
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "transformer_layer_cls_to_wrap": distributed.sharded_layers(task),
         },
-        "accelerator_config": SYNCHRONISED,
+        **SYNCHRONISED,
     }
+
+
+def sharding(
+    value: Value, task: Task, *, trainer: str | None, fsdp: Callable[[Task], dict[str, object]] = fsdp_arguments
+) -> Settings:
+    """The argument `deepspeed`, those of `fsdp`, or what DDP needs. `trainer` reads the file; a script, for which it is
+    None, itself sets what a file cannot say."""
+    if distributed.by_deepspeed(task):
+        notes = [] if trainer is None else distributed.nvme_notes(task)
+        return settings(*notes, training={"deepspeed": distributed.deepspeed_config(task, filled=FILLED)})
+    if distributed.by_fsdp(task):
+        return settings(*distributed.fsdp_notes(task, narrow_sums=trainer is not None), training=fsdp(task))
+    if value != "ddp":
+        return settings()
+    notes = [] if trainer is None else distributed.ddp_notes(task, trainer)
+    # Otherwise Trainer searches for parameters without a gradient at every step.
+    return settings(*notes, training={"ddp_find_unused_parameters": False})
 
 
 def checkpointing(value: Value) -> dict[str, object] | None:
@@ -232,24 +246,10 @@ def checkpointing(value: Value) -> dict[str, object] | None:
     return kwargs
 
 
-def budget_notes(value: Value, trainer: str) -> list[str]:
-    """A note where `value` is a budget, for which `trainer` has no setting."""
-    difference = f"{trainer} sets no budget of torch's, and nothing is recomputed: more memory than was measured"
-    return [NeedsMore(f"checkpointing={value}: {difference}")] if value in BUDGETS else []
-
-
 def attention(value: Value, task: Task, *, trainer: str) -> Settings:
     """`attn_implementation`, by which `trainer` loads the model."""
     name = "sdpa" if value == "efficient" else IMPLEMENTATIONS[str(value)]
-    return settings(*shared_key_notes(value, trainer), model={"attn_implementation": name})
-
-
-def shared_key_notes(value: Value, trainer: str) -> list[str]:
-    """A note where `trainer` leaves to torch how heads share keys, for which it has no fused kernel."""
-    difference = (
-        f"{trainer} repeats no keys, and torch keeps all scores where nothing is padded: more memory than was measured"
-    )
-    return [NeedsMore(f"attention=efficient: {difference}")] if value == "efficient" else []
+    return settings(*notes_without("attention", value, trainer), model={"attn_implementation": name})
 
 
 def rank(value: Value, task: Task) -> Settings:

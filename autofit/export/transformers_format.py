@@ -18,7 +18,7 @@ from autofit.techniques.axes.mlp import tile_tokens
 from autofit.techniques.axes.optimizer import OPTIMIZERS
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.axes.update import updates_in_backward
-from autofit.techniques.habits import habits
+from autofit.techniques.habits import has_habit
 from autofit.techniques.habits.habit import InputGradients, UpcastBeside4Bit
 from autofit.techniques.selective import BUDGETS, keeps_results
 
@@ -42,9 +42,9 @@ def _method(value: Value, task: Task) -> Settings:
     dropout = task.workload.lora_dropout
     adapter = {"lora_dropout": dropout, "bias": "none", "task_type": "CAUSAL_LM"}
     prepare: dict[str, object] = {}
-    if any(isinstance(habit, UpcastBeside4Bit) for habit in habits(config, task.workload.trainer)):
+    if has_habit(UpcastBeside4Bit, config, task.workload.trainer):
         prepare["model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)"] = None
-    if any(isinstance(habit, InputGradients) for habit in habits(config, task.workload.trainer)):
+    if has_habit(InputGradients, config, task.workload.trainer):
         prepare["model.enable_input_require_grads()"] = None
     return settings(model=quantisation, adapter=adapter, prepare=prepare)
 
@@ -150,7 +150,7 @@ def _compilation(value: Value, task: Task) -> Settings:
 
 def _sharding(value: Value, task: Task) -> Settings:
     """DeepSpeed's configuration as a constant of its own, and settings for which Trainer has no argument."""
-    trainer_settings = ta.sharding(value, task, narrow_sums=False)
+    trainer_settings = ta.sharding(value, task, trainer=None)
     if by_deepspeed(task):
         offloaded = task.config["offload"] == "nvme"
         folder = {"NVME_FOLDER": "None  # yours to choose: a folder on an NVMe disk"} if offloaded else {}

@@ -7,7 +7,7 @@ from functools import partial
 
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import allocator, by_deepspeed, by_fsdp, ddp_notes, nvme_notes, threads
+from autofit.export.distributed import allocator, by_deepspeed, by_fsdp, threads
 from autofit.export.document import (
     CHOOSE,
     Emit,
@@ -59,7 +59,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs, notes = ta.checkpointing(value), []
     training: dict[str, object] = {"gradient_checkpointing": kwargs is not None, "activation_offloading": False}
     if kwargs is None:
-        return settings(*ta.budget_notes(value, "trl"), training=training)
+        return settings(*ta.notes_without("checkpointing", value, "trl"), training=training)
     if keeps_results(task.config):
         kwargs["selective"] = True
         if value == "selective":
@@ -73,9 +73,10 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    notes = ta.packing_notes(value, task, "trl")
-    if value == "packed" and not notes:
-        notes.append(Near("batching=packed: trl cuts sequences where a row ends; whole ones were counted"))
+    notes: list[str] = []
+    if value == "packed":
+        cuts = Near("batching=packed: trl cuts sequences where a row ends; whole ones were counted")
+        notes.append(ta.packing_note("trl") if task.config["attention"] == "flash" else cuts)
     if value == "padding-free" and task.config["attention"] != "flash":
         joins = "trl makes one row of a micro-batch, whose mask is"
         if task.config["micro_batch"] == 1:
@@ -105,13 +106,10 @@ def _loss(value: Value, task: Task) -> Settings:
 
 
 def _sharding(value: Value, task: Task) -> Settings:
-    notes = nvme_notes(task)
-    if value == "ddp":
-        notes += ddp_notes(task, "trl")
     storage = {}
     if by_fsdp(task) and task.config["method"] == "qlora":
         storage["bnb_4bit_quant_storage"] = ta.compute_dtype(task.config)  # FSDP shards floating-point tensors only
-    return merge(settings(*notes, model=storage), ta.sharding(value, task))
+    return merge(settings(model=storage), ta.sharding(value, task, trainer="trl"))
 
 
 TABLE: Mapping[str, Emit] = {
@@ -123,10 +121,10 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
-    "update": partial(ta.update, trainer="trl"),
+    "update": ta.unsettable("update", "trl"),
     "attention": _attention,
     "kernels": _liger,
-    "mlp": partial(ta.mlp, trainer="trl"),
+    "mlp": ta.unsettable("mlp", "trl"),
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

@@ -52,12 +52,10 @@ def known_keys(trainer: str) -> KnownKeys:
     not_counted = {
         key: (effect, what) for part in chain for effect in EFFECTS for key, what in part.get(effect, {}).items()
     }
-    read = frozenset(key for part in chain for key in part["read"])
-    irrelevant = frozenset(key for part in chain for key in part["irrelevant"]) - read
     return KnownKeys(
-        read=read,
-        irrelevant=irrelevant - not_counted.keys(),
-        not_counted={key: value for key, value in not_counted.items() if key not in read},
+        read=frozenset(key for part in chain for key in part["read"]),
+        irrelevant=frozenset(key for part in chain for key in part["irrelevant"]),
+        not_counted=not_counted,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.errors import UsageError
+from autofit.export.trainer_arguments import SYNC_EACH_BATCH
 from autofit.trainers.keys import Keys, settings_of
 from autofit.trainers.run import Where
 
@@ -84,13 +85,9 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, confi
     )
 
 
-SYNC_EACH_BATCH = ("accelerator_config", "gradient_accumulation_kwargs", "sync_each_batch")
-"""The key that has gradients reduced after each micro-batch, and the keys that it is within."""
-
-
 def synchronises(keys: Keys, where: Where) -> bool:
-    """Whether the file asks for a reduction after each micro-batch: Trainer otherwise waits for the last one
-    (`_run_epoch` of transformers' trainer.py). Settings in a file that is not here are taken not to."""
+    """Whether the file asks for a reduction after each micro-batch. Settings in a file that is not here are taken not
+    to."""
     settings: Any = settings_of(SYNC_EACH_BATCH[0], keys.value(SYNC_EACH_BATCH[0]), where)
     for key in SYNC_EACH_BATCH[1:]:
         settings = settings.get(key) if isinstance(settings, dict) else None

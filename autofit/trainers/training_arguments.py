@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from functools import partial
 
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
@@ -281,6 +282,6 @@ TABLE: Mapping[str, Emit] = {
     "loss": ta.liger,
     "compile": ta.compilation,
     "offload": ta.offload,
-    "sharding": ta.sharding,
+    "sharding": partial(ta.sharding, trainer="transformers"),
 }
 """The axes of which a file of TrainingArguments alone decides; the others are up to the user's script."""

@@ -80,7 +80,7 @@ class TrainingStep:
         with observe("forward"), self.precision():
             loss: torch.Tensor = self.engine.root(inputs, labels) / targets
         with observe("backward"):
-            self.engine.backward(loss, last=last)
+            self.engine.backward(loss)
         return loss.detach()
 
     def update(self, observe: PhaseObserver = unobserved) -> None:
@@ -134,7 +134,7 @@ class TrainingStep:
                     losses = [
                         self.engine.root(*sequence, full_cross_entropy) for sequence in self.module.rows.alone(row)
                     ]
-                self.engine.backward(torch.stack(losses).sum() / self.module.rows.targets(row), last=True)
+                self.engine.backward(torch.stack(losses).sum() / self.module.rows.targets(row))
         finally:
             norm = self.engine.discard()
         return float(norm)

@@ -7,16 +7,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from autofit.catalog.models import Model, notes, shape
+from autofit.catalog.models import notes, shape
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION, PHASES
-from autofit.core.units import GIB, format_bytes
+from autofit.core.units import format_bytes
 from autofit.core.workload import Effect
-from autofit.estimate.assumptions import of_scales
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.saving import too_much
 from autofit.export.document import Task
+from autofit.export.trainer_arguments import SYNC_EACH_BATCH
+from autofit.operations.diagnosing.beyond import bytes_beyond, counted, notes_on_formats
 from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.planning.requests import WorkloadOptions
@@ -28,8 +29,8 @@ from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import trained_format
 from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for, spelled_option
 from autofit.trainers.keys import settings_in_text
+from autofit.trainers.out_of_memory import ReportedOutOfMemory
 from autofit.trainers.run import Run
-from autofit.trainers.sharded import SYNC_EACH_BATCH
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.training_arguments import OF_TRANSFORMERS_5_17, OLDER
 
@@ -39,12 +40,6 @@ is then judged as every other."""
 DOUBTFUL = 0.15
 """Share of the prediction: an error that shows more beyond it may be another run's. A guess, above what emulated cards
 have shown predictions to be off by (12 %, benchmarks/README.md)."""
-_PARTS_BEYOND = {
-    "all": "the frozen weights are loaded in fp32, which takes",
-    "outside": "embeddings, norms and the head are loaded in fp32, which takes",
-    "vocabulary": "modules that are trained as a whole beside the adapters take",
-}
-"""What weights beyond the config's formats are called."""
 OF_A_LOGIT = 12
 """Bytes: a logit and its gradient, both in 16 bits and in fp32 (`ForCausalLMLoss` of transformers widens them)."""
 
@@ -124,7 +119,7 @@ class Case(Expressible):
         if self.estimation.config != self.run.config:
             return self._in_fp16(report)
         estimate = self._advised(report)
-        whole = self._whole(replace(estimate, advice=(), lightest=self._lightest(estimate)), self.run)
+        whole = self._counted(replace(estimate, advice=(), lightest=self._lightest(estimate)), self.run)
         remedies = self._remedies(estimate, whole.likely_fits, report)
         on_adapters = () if whole.likely_fits or remedies else self._notes_on_adapters()
         return Diagnosis(
@@ -256,38 +251,14 @@ class Case(Expressible):
             )
         return self.estimation.estimate()
 
-    def _whole(self, estimate: Estimate, run: Run) -> Estimate:
-        """`estimate` with what the run takes beyond it and what predictions missed, under the real limit."""
-        beyond, parts = bytes_beyond(run, self.estimation.job.model), estimate.breakdown
-        peaks = {
-            phase: size + (beyond["gradients"] if phase in ("forward", "backward") else 0)
-            for phase, size in estimate.phase_peaks.items()
-        }
-        # Where the peak is in another phase, whole gradients raise it by less.
-        beyond["gradients"] = max(peaks.values()) - max(estimate.phase_peaks.values())
-        always = beyond["weights"] + self._missed_bytes
-        more = always + beyond["gradients"]
-        stated = of_scales(self.estimation.job)  # by the file: where it has single scales, they are counted
-        return replace(
-            estimate,
-            assumptions=tuple(sentence for sentence in estimate.assumptions if sentence != stated),
-            memory_limit_bytes=self.estimation.memory_limit_bytes,
-            device_bytes=estimate.device_bytes + more,
-            peak_allocated_bytes=estimate.peak_allocated_bytes + more,
-            peak_reserved_bytes=estimate.peak_reserved_bytes + more,
-            breakdown={
-                **parts,
-                **{part: parts[part] + size for part, size in beyond.items()},
-                "temporaries": parts["temporaries"] + self._missed_bytes,
-            },
-            phase_peaks={phase: size + always for phase, size in peaks.items()},
-        )
+    def _counted(self, estimate: Estimate, run: Run) -> Estimate:
+        return counted(estimate, run, self.estimation, self._missed_bytes)
 
     def _lightest(self, estimate: Estimate) -> Lightest | None:
         if estimate.lightest is None:
             return None
         run = self._runs[estimate.lightest.estimate.config]
-        return replace(estimate.lightest, estimate=self._whole(estimate.lightest.estimate, run))
+        return replace(estimate.lightest, estimate=self._counted(estimate.lightest.estimate, run))
 
     def _notes_on_adapters(self) -> Iterator[str]:
         """The option with which the user can say that the script makes adapters."""
@@ -297,16 +268,13 @@ class Case(Expressible):
                 yield "the file has no words for adapters: if your script makes them, add --also method=lora"
 
     def _notes(self, estimate: Estimate) -> Iterator[str]:
-        """What the file's weights take beyond the config's formats, and what an error's figures say beside these."""
+        """What explains the answer."""
         model, failure = self.estimation.job.model, self._request.failure
         yield from notes(model)
         yield from self.run.notes
         if self._only_bf16 is not None:
             yield f"bf16 is emulated on {self.estimation.job.hardware.name}, which is slow: {self._only_bf16}"
-        for which, size in self.run.beyond:
-            more = bytes_beyond_formats(replace(self.run, beyond=((which, size),)), model)
-            if which in _PARTS_BEYOND and more > GIB // 2:
-                yield f"{_PARTS_BEYOND[which]} {format_bytes(more)} more"
+        yield from notes_on_formats(self.run, model)
         if estimate.cannot_save and estimate.host_memory_bytes is not None and not self.run.saves_in_shards:
             yield f"checkpoints: {too_much(estimate.config, estimate.saving_host_bytes, estimate.host_memory_bytes)}"
         if self._beyond["gradients"] > 0:
@@ -319,13 +287,15 @@ class Case(Expressible):
             yield f"trl is taken to be 1.7 or later: {earlier} {format_bytes(OF_A_LOGIT * logits)} more"
         if self.run.config["sharding"] == "ddp":
             yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
-        if failure is None:
-            return
+        if failure is not None:
+            yield from self._notes_on_failure(failure, logits, self._step_bytes(estimate))
+
+    def _notes_on_failure(self, failure: ReportedOutOfMemory, logits: int, expected: int) -> Iterator[str]:
+        """What an error's figures say beside the number of `logits` and the bytes `expected` of a step."""
         if failure.phase == "evaluation" and self.run.trainer != "axolotl":
             yield "if a compute_metrics keeps logits, eval_accumulation_steps moves them to the host as evaluation goes"
         if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
             yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
-        expected = self._step_bytes(estimate)
         if self._missed_bytes:
             needed, missed = format_bytes(expected + self._missed_bytes), format_bytes(self._missed_bytes)
             ask = ": is the error of this run?" if self._missed_bytes > DOUBTFUL * expected else ""
@@ -375,7 +345,7 @@ class Case(Expressible):
             edited = {path[-1]: value for path, value in self._edited.items()}
             change = replace(change, values={**edited, **change.values}, effect=max(change.effect, self._effect))
         return Remedy(
-            change=replace(change, estimate=self._whole(change.estimate, after)),
+            change=replace(change, estimate=self._counted(change.estimate, after)),
             settings={".".join(path): None if value is REMOVED else value for path, value in edits.items()},
             diff=None if text is None else self._file.diff(text),
         )
@@ -398,37 +368,3 @@ def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence
     if not some or not others:
         return some or others
     return min(some, others, key=lambda remedies: max(remedy.change.effect for remedy in remedies))
-
-
-def bytes_beyond(run: Run, model: Model) -> dict[str, int]:
-    """What a run takes on each device beyond the estimate of its config, by part of the breakdown."""
-    return {"weights": bytes_beyond_formats(run, model), "gradients": _whole_gradients_bytes(run, model)}
-
-
-def _whole_gradients_bytes(run: Run, model: Model) -> int:
-    """What gradients that FSDP leaves whole take beyond the shards that an estimate has in their place.
-
-    They are in the format of the products: accelerate reduces in that one, too (`set_mixed_precision` of its
-    utils/dataclasses.py), so that torch widens none (`to_accumulated_grad_if_needed` of _fully_shard/_fsdp_param.py,
-    2.13). Adapters' are left out, as in the floor.
-    """
-    if not run.defers or run.config["method"] != "full":
-        return 0
-    whole = 4.0 if product_format(run.config) == "fp32" else 2.0
-    shard = 0.0 if run.config["offload"] == "params" else 2.0 if run.config["precision"] == "bf16" else 4.0
-    return round(shape(model).parameters * (whole - shard / run.devices))
-
-
-def bytes_beyond_formats(run: Run, model: Model) -> int:
-    """What weights take on each device beyond the config's own formats (`Run.beyond`); negative for less."""
-    if run.config["offload"] in ("params", "nvme"):
-        return 0  # they are on the host
-    counts = shape(model)
-    parameters = {
-        "all": counts.parameters,
-        "linear": counts.linear_parameters,
-        "outside": counts.parameters - counts.linear_parameters,
-        "vocabulary": counts.embedding_parameters,
-    }
-    shared = run.devices if run.config["sharding"] in ("zero3", "fsdp", "fsdp-no-reshard") else 1
-    return round(sum(size * parameters[which] for which, size in run.beyond)) // shared

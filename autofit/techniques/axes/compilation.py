@@ -18,7 +18,6 @@ from autofit.techniques.technique import Technique
 VARIANTS = 64
 """The most variants in which layers may be compiled: kinds of layers, times checkpointed or not, times lengths. Beyond
 torch's own limit of 8 the others would run uncompiled, and only a warning would say so."""
-TRITON_NEEDS = "Triton's kernels need compute capability 7.0"
 
 
 class Compilation(Technique):
@@ -56,17 +55,18 @@ class Compilation(Technique):
                 "torch 2.13: DDP splits the graph to compile it, and the parts lose what is to be kept; use "
                 "checkpointing=full"
             )
-        if too_old_for_triton(job.hardware):
-            return f"compile=true cannot work on {job.hardware.name}: {TRITON_NEEDS}"
-        missing = missing_tool(job.hardware.kind)
-        return None if missing is None else f"compile=true needs {missing}, which is not installed here"
+        return why_not_compiled("compile=true", job.hardware)
 
 
-def too_old_for_triton(hardware: Hardware) -> bool:
-    """Whether Triton, which makes inductor's and Liger's kernels for NVIDIA's cards, can make none for this one
-    (GPUTooOldForTriton in torch/_inductor/exc.py)."""
+def why_not_compiled(setting: str, hardware: Hardware) -> str | None:
+    """Why the kernels of `setting` cannot be compiled for the device, when they first run; None if they can. Triton
+    makes inductor's and Liger's for accelerators, but none for the oldest of NVIDIA's cards (GPUTooOldForTriton in
+    torch/_inductor/exc.py)."""
     capability = compute_capability(hardware.capability)
-    return capability is not None and capability < 7.0
+    if capability is not None and capability < 7.0:
+        return f"{setting} cannot work on {hardware.name}: Triton's kernels need compute capability 7.0"
+    missing = missing_tool(hardware.kind)
+    return None if missing is None else f"{setting} needs {missing}, which is not installed here"
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.core.lattice import Axis, Config, chain
-from autofit.techniques.axes.compilation import TRITON_NEEDS, missing_tool, too_old_for_triton
+from autofit.techniques.axes.compilation import why_not_compiled
 from autofit.techniques.job import Job
 from autofit.techniques.technique import BuildPlan, Technique
 
@@ -13,6 +13,8 @@ MODEL_TYPES = frozenset({"gemma2", "gemma3_text", "llama", "mistral", "phi3", "q
 """Dense architectures that Liger's kernels are for (MODEL_TYPE_TO_APPLY_LIGER_FN of
 liger_kernel/transformers/monkey_patch.py, 0.8.5) and that every trainer applies them to. Of the others that it names,
 no estimate says what they take."""
+DENSE = "dense Gemma 2 and 3, Llama, Mistral, Phi 3 and 4, Qwen 2, 2.5 and 3, SmolLM 1 and 2"
+"""Models of these architectures, in words."""
 
 
 def by_liger(config: Config) -> bool:
@@ -36,7 +38,7 @@ class Kernels(Technique):
             "liger": "Liger's kernels; GPUs, needs liger-kernel and a C compiler",
             "torch": "the operations of transformers' own code",
         },
-        where="dense Gemma 2 and 3, Llama, Mistral, Phi 3 and 4, Qwen 2, 2.5 and 3, SmolLM 1 and 2",
+        where=DENSE,
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:
@@ -51,10 +53,7 @@ class Kernels(Technique):
         if config["checkpointing"] == "selective" and config["method"] == "full":
             # Rotary embeddings are written over the projections that it keeps, which would then be rotated twice.
             return "kernels=liger computes wrong gradients with checkpointing=selective: use kernels=torch"
-        if too_old_for_triton(job.hardware):
-            return f"kernels=liger cannot work on {job.hardware.name}: {TRITON_NEEDS}"
-        missing = missing_tool(job.hardware.kind)  # Liger's kernels are Triton's, compiled when they first run
-        return None if missing is None else f"kernels=liger needs {missing}, which is not installed here"
+        return why_not_compiled("kernels=liger", job.hardware)
 
     def on_model(self, plan: BuildPlan, model: Any) -> None:
         if by_liger(plan.config) and plan.device.type != "cpu":  # an estimate has stand-ins of its own

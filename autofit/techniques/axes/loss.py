@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config, chain
-from autofit.techniques.axes.compilation import TRITON_NEEDS, missing_tool, too_old_for_triton
+from autofit.techniques.axes.compilation import why_not_compiled
 from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.habits import replaces_loss
 from autofit.techniques.job import Job
@@ -57,10 +57,7 @@ class Loss(Technique):
             return "loss=fused needs an accelerator that Triton compiles for; chunked does the same on the CPU"
         if job.stack.liger_kernel is None:
             return "loss=fused needs the liger-kernel package, which is not installed here"
-        if too_old_for_triton(job.hardware):
-            return f"loss=fused cannot work on {job.hardware.name}: {TRITON_NEEDS}"
-        missing = missing_tool(job.hardware.kind)  # Liger's kernels are Triton's, compiled when they first run
-        return None if missing is None else f"loss=fused needs {missing}, which is not installed here"
+        return why_not_compiled("loss=fused", job.hardware)
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
         """Always with adapters. Otherwise the head's gradient exists before the backward pass: `chunked` weighs it

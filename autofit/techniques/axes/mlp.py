@@ -7,7 +7,7 @@ from typing import Any
 
 from autofit.catalog.models import Model, shape
 from autofit.core.lattice import Axis, Config, chain
-from autofit.techniques.axes.kernels import MODEL_TYPES
+from autofit.techniques.axes.kernels import DENSE, MODEL_TYPES
 from autofit.techniques.axes.sharding import needs_process_group
 from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.job import Job
@@ -64,7 +64,7 @@ class Mlp(Technique):
             "tiled": "at most as many tokens as the model is wide; not with compile=true or checkpointing=selective",
             "whole": "all of it",
         },
-        where="one device, dense Gemma 2 and 3, Llama, Mistral, Phi 3 and 4, Qwen 2, 2.5 and 3, SmolLM 1 and 2",
+        where=f"one device, {DENSE}",
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

@@ -24,6 +24,11 @@ def habits(config: Config, trainer: str | None) -> tuple[Habit, ...]:
     return tuple(habit for habit in trainer_by_name(trainer).habits if habit.applies(config))
 
 
+def has_habit(kind: type[Habit], config: Config, trainer: str | None) -> bool:
+    """Whether a workload's trainer adds a habit of this kind to the config's step."""
+    return any(isinstance(habit, kind) and habit.applies(config) for habit in trainer_by_name(trainer).habits)
+
+
 def replaces_loss(job: Job) -> bool:
     """Whether the workload's trainer computes the loss in a way of its own."""
     return any(isinstance(habit, TiledLoss) for habit in trainer_by_name(job.workload.trainer).habits)
@@ -31,19 +36,19 @@ def replaces_loss(job: Job) -> bool:
 
 def is_under_autocast(config: Config, job: Job) -> bool:
     """Whether the workload's trainer runs the forward pass under autocast, which the config alone would not."""
-    return any(isinstance(habit, UnderAutocast) for habit in habits(config, job.workload.trainer))
+    return has_habit(UnderAutocast, config, job.workload.trainer)
 
 
 def widens_attention(config: Config, job: Job) -> bool:
     """Whether queries, keys and values are fp32 because the workload's trainer has hidden states so, without
     autocast."""
-    widened = any(isinstance(habit, UpcastBeside4Bit) for habit in habits(config, job.workload.trainer))
+    widened = has_habit(UpcastBeside4Bit, config, job.workload.trainer)
     return widened and not is_mixed(config) and not is_under_autocast(config, job)
 
 
 def holds_gradients_twice(config: Config, job: Job) -> bool:
     """Whether the workload's trainer has DDP's buckets beside the gradients."""
-    return any(isinstance(habit, GradientsBesideBuckets) for habit in habits(config, job.workload.trainer))
+    return has_habit(GradientsBesideBuckets, config, job.workload.trainer)
 
 
 def masks_padding(config: Config, job: Job) -> bool:
@@ -86,6 +91,7 @@ __all__ = [
     "TRAINERS",
     "LogitsInEvaluation",
     "habits",
+    "has_habit",
     "holds_gradients_twice",
     "is_under_autocast",
     "masks_padding",

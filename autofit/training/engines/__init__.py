@@ -6,6 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from autofit.techniques.axes.update import updates_in_backward
+from autofit.training.engines.ddp import DdpEngine
+from autofit.training.engines.in_backward import InBackwardEngine
+from autofit.training.engines.local import LocalEngine
 from autofit.training.weights import Sharder
 
 if TYPE_CHECKING:
@@ -13,7 +16,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from autofit.techniques.technique import BuildPlan
-    from autofit.training.engines.local import LocalEngine
 
 
 class Engine(Protocol):
@@ -33,8 +35,8 @@ class Engine(Protocol):
         """Called before the forward pass of every micro-batch. `last` says that the update follows this micro-batch's
         backward pass, so that ranks synchronise only then; some libraries decide this in the forward pass."""
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Accumulate the gradients of `loss`; `last` is the value that was passed to `prepare`."""
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulate the gradients of `loss`."""
 
     def update(self) -> torch.Tensor:
         """Take one optimizer step and free the gradients; their L2 norm over all ranks before clipping, fp32 scalar.
@@ -63,8 +65,6 @@ def make(module: nn.Module, plan: BuildPlan) -> Engine:
 
         return FsdpEngine(module, plan)
     if plan.config["sharding"] == "ddp":
-        from autofit.training.engines.ddp import DdpEngine
-
         return DdpEngine(module, plan)
     if plan.deepspeed is not None:
         from autofit.training.engines.zero import ZeroEngine
@@ -75,10 +75,4 @@ def make(module: nn.Module, plan: BuildPlan) -> Engine:
 
 def make_local(module: nn.Module, plan: BuildPlan) -> LocalEngine:
     """The engine of one device."""
-    if updates_in_backward(plan.config):
-        from autofit.training.engines.in_backward import InBackwardEngine
-
-        return InBackwardEngine(module, plan)
-    from autofit.training.engines.local import LocalEngine
-
-    return LocalEngine(module, plan)
+    return (InBackwardEngine if updates_in_backward(plan.config) else LocalEngine)(module, plan)

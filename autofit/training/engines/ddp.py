@@ -33,7 +33,7 @@ class DdpEngine(LocalEngine):
         sets, which would have to enclose the forward pass as well."""
         self._wrapped.require_backward_grad_sync = last
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+    def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradients of `loss`. DDP averages over ranks; the factor turns that into a sum, as in
         transformers' Trainer."""
-        super().backward(loss * self.ranks, last=last)
+        super().backward(loss * self.ranks)

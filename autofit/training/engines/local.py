@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from autofit.techniques.axes.optimizer import trainable
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ class LocalEngine:
     def __init__(self, root: nn.Module, plan: BuildPlan) -> None:
         self.root = root
         self.optimizer = plan.optimizer(root)
-        self._trainable = [p for p in root.parameters() if p.requires_grad]
+        self._trainable = trainable(root)
         device = next(root.parameters()).device.type
         self._scaler = torch.amp.GradScaler(device, enabled=plan.loss_scaling)
 
     def prepare(self, *, last: bool) -> None:
         """Nothing to do: there are no other ranks to wait for."""
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+    def backward(self, loss: torch.Tensor) -> None:
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> torch.Tensor:

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autofit.techniques.axes.optimizer import LEARNING_RATE, trainable, weight_decay
+
 if TYPE_CHECKING:
     from autofit.techniques.technique import BuildPlan
 
@@ -107,7 +109,7 @@ class ZeroEngine:
         """Tell DeepSpeed whether this micro-batch ends the accumulation."""
         self._engine.set_gradient_accumulation_boundary(last)
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+    def backward(self, loss: torch.Tensor) -> None:
         """Accumulate the gradients of `loss`. DeepSpeed averages over ranks; the factor turns that into a sum. It is
         told not to average over micro-batches, for which the loss is already divided."""
         self._engine.backward(loss * self.ranks, scale_wrt_gas=False)
@@ -121,11 +123,8 @@ def _adam_on_host(module: nn.Module, plan: BuildPlan) -> torch.optim.Optimizer:
     """DeepSpeed's CPU Adam, with the settings of torch's AdamW."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    from autofit.techniques.axes.optimizer import LEARNING_RATE, weight_decay
-
-    trained = [p for p in module.parameters() if p.requires_grad]
     optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(
-        trained,
+        trainable(module),
         lr=LEARNING_RATE,
         weight_decay=weight_decay("adamw"),
         adamw_mode=True,

@@ -77,12 +77,6 @@ def test_an_unknown_format_is_refused() -> None:
         export(make_recommendation(), format="tlr", source="x")
 
 
-def test_exported_names() -> None:
-    assert set(package.__all__) == {
-        *("FORMATS", "Export", "check_format", "check_memory", "command_line", "export", "formats_for")
-    }
-
-
 def test_what_needs_more_memory_is_refused_and_its_axis_differs() -> None:
     config = make_config(method="lora", precision="bf16", loss="chunked")
     for format, axis in (("axolotl", "loss"), ("llamafactory", "loss"), ("trl", "precision")):

@@ -22,12 +22,13 @@ from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
+from autofit.export.trainer_arguments import SYNC_EACH_BATCH
 from autofit.operations import Diagnosis, DiagnosisRequest
-from autofit.operations.diagnosing.case import Case, bytes_beyond
+from autofit.operations.diagnosing.beyond import bytes_beyond, counted
+from autofit.operations.diagnosing.case import Case
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
-from autofit.trainers.sharded import SYNC_EACH_BATCH
 from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import READERS
 from tests import tiny
@@ -215,8 +216,8 @@ def test_whole_gradients_raise_a_peak_in_evaluation_by_less(config: Path) -> Non
     estimate, gradients = case.estimation.estimate(), bytes_beyond(case.run, load("smollm2-135m"))["gradients"]
     in_evaluation = estimate.phase_peaks["backward"] + gradients // 4
     evaluated = replace(estimate, phase_peaks={**estimate.phase_peaks, "evaluation": in_evaluation})
-    assert case._whole(estimate, case.run).device_bytes - estimate.device_bytes == gradients
-    whole = case._whole(evaluated, case.run)
+    assert counted(estimate, case.run, case.estimation, 0).device_bytes - estimate.device_bytes == gradients
+    whole = counted(evaluated, case.run, case.estimation, 0)
     assert whole.device_bytes - estimate.device_bytes == gradients - gradients // 4
     assert whole.phase_peaks["evaluation"] == in_evaluation
 

@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from autofit.techniques import complete, unsupported
-from autofit.techniques.axes.checkpointing import Checkpointing
 from autofit.techniques.selective import is_trained
 from autofit.training.step import TrainingStep
 from tests.tiny import (
-    CUDA_HARDWARE,
     GEMMA2,
     LLAMA,
     QWEN3_MOE,
@@ -25,9 +21,7 @@ from tests.tiny import (
     built,
     config,
     gradients,
-    job,
     model,
-    plan,
     relative_error,
     rows,
 )
@@ -184,19 +178,7 @@ def test_nothing_is_checkpointed_in_evaluation() -> None:
     assert executed_backward(step)[ATTENTION] == 0
 
 
-def test_offload_is_refused_on_a_cpu_and_accepted_on_an_accelerator() -> None:
-    refused = unsupported(complete({"checkpointing": "offload"}), job())
-    assert refused is not None
-    assert "host memory" in refused
-    assert unsupported(complete({"checkpointing": "offload"}), job(hardware=CUDA_HARDWARE)) is None
-
-
 def test_offload_trains_where_there_is_nothing_to_offload_from() -> None:
     step = built(config(checkpointing="offload", micro_batch=2))
     losses = [float(step.run(rows())) for _ in range(3)]
     assert losses[0] > losses[1] > losses[2]
-
-
-def test_a_model_without_checkpointable_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match="Sequential does not support activation checkpointing"):
-        Checkpointing().on_model(plan(config(checkpointing="full")), nn.Sequential(nn.Linear(2, 2)))

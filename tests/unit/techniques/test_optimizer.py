@@ -206,10 +206,3 @@ def test_an_overflow_under_loss_scaling_skips_the_update_and_lowers_the_scale() 
     accumulate(step, rows())
     step.update()
     assert not all(torch.equal(p, before[n]) for n, p in step.module.named_parameters())
-
-
-@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", "fp32"])
-def test_only_fp16_scales_the_loss(precision: str) -> None:
-    for method in ("full", "lora"):
-        assert built(config(method=method, precision=precision)).engine._scaler.get_scale() == 1.0  # type: ignore[attr-defined]
-    assert built(config(precision="fp16-mixed")).engine._scaler.get_scale() == 65536.0  # type: ignore[attr-defined]
