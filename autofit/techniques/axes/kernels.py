@@ -7,7 +7,7 @@ from typing import Any
 from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques.axes.compilation import TRITON_NEEDS, missing_tool, too_old_for_triton
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 MODEL_TYPES = frozenset({"gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"})
 """Dense architectures that Liger's kernels are for (MODEL_TYPE_TO_APPLY_LIGER_FN of
@@ -38,6 +38,7 @@ class Kernels(Technique):
         },
         where="dense Gemma 2 and 3, Llama, Mistral, Phi 3 and 4, Qwen 2, 2.5 and 3, SmolLM 1 and 2",
     )
+    parts = frozenset({Part.DECODER, Part.EVALUATION})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if not by_liger(config):

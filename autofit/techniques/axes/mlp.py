@@ -11,7 +11,7 @@ from autofit.techniques.axes.kernels import MODEL_TYPES
 from autofit.techniques.axes.sharding import needs_process_group
 from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 
 def tile_count(seq_len: int, hidden_size: int) -> int:
@@ -66,6 +66,7 @@ class Mlp(Technique):
         },
         where="one device, dense Gemma 2 and 3, Llama, Mistral, Phi 3 and 4, Qwen 2, 2.5 and 3, SmolLM 1 and 2",
     )
+    parts = frozenset({Part.DECODER, Part.EVALUATION})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config.get("mlp") != "tiled":
