@@ -234,10 +234,8 @@ class Optimizer(Technique):
     parts = frozenset({Part.UPDATE})
 
     def affects(self, part: Part, config: Config) -> bool:
-        """The decoder too, where its backward pass updates."""
-        from autofit.techniques.axes.update import updates_in_backward  # which imports this file
-
-        return part in self.parts or (part is Part.DECODER and updates_in_backward(config))
+        """The decoder too, where its backward pass updates (`updates_in_backward`, whose file imports this one)."""
+        return part in self.parts or (part is Part.DECODER and config.get("update") == "in-backward")
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         value, kind = config.text("optimizer"), kind_of(config)
