@@ -11,7 +11,6 @@ from tiny import CUDA_HARDWARE, LLAMA_TIED, STACK, job
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.footprint import Footprint
 from autofit.techniques import AXES, Job, complete, parse, unsupported
 
 NUMBERS = {"rank": (8, 16), "micro_batch": (1, 2, 4)}
@@ -36,6 +35,7 @@ def around(base: Config, of: Job) -> Iterator[Config]:
                 yield config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -48,8 +48,11 @@ def test_what_is_traced_once_for_several_configs_is_what_each_would_trace(text: 
     of = of_every_part()
     sharing = Estimator(of, None)
 
-    def found(by: Estimator, config: Config) -> Footprint:
-        return replace(by.footprint(config, memory_limit_bytes=80 * GIB), seconds_to_estimate=0.0)
+    def found(by: Estimator, config: Config) -> tuple[object, ...]:
+        """But for what is reserved: in which order autocast frees its copies differs from trace to trace."""
+        whole = by.footprint(config, memory_limit_bytes=80 * GIB)
+        parts = {name: size for name, size in whole.breakdown.items() if name != "fragmentation"}
+        return whole.untraced, whole.peak_allocated_bytes, whole.phase_peaks, whole.host_bytes, parts, whole.work
 
     configs = list(around(complete(parse(text)), of))
     assert len(configs) > 10
