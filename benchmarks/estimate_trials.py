@@ -93,7 +93,9 @@ class Row:
 
     def predicted(self, others: Sequence[Row]) -> Trial:
         """The trial with its prediction, whose time is calibrated on others."""
-        return replace(self.trial, prediction=self.estimate.timed(self.job, fitted(self.rates, others)).prediction)
+        return replace(
+            self.trial, prediction=Estimate.of(self.estimate, self.job, fitted(self.rates, others)).prediction
+        )
 
 
 def fitted(rates: Rates | None, rows: Sequence[Row]) -> Rates | None:

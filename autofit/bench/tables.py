@@ -14,6 +14,7 @@ from autofit.catalog.models import load
 from autofit.core.errors import NothingFits, UsageError, unknown
 from autofit.core.frontier import by_method
 from autofit.core.units import format_bytes
+from autofit.estimate.estimate import Estimate
 from autofit.estimate.time.guessed_rates import prior
 from autofit.operations.recording.table_file import RecordedTable, is_table, read_table
 from autofit.prediction.calibration import with_observed_allocator
@@ -125,7 +126,5 @@ def predictions_of(
     with readable(store, create=True) as opened:
         # What is predicted is the same under every limit.
         limit = table.memory_limit_bytes
-        estimates = predict_all(
-            EstimateCache(job, opened), configs, memory_limit_bytes=limit, rates=rates, report=report_progress
-        )
-    return Predictions(by_config={config: estimate.prediction for config, estimate in estimates.items()})
+        footprints = predict_all(EstimateCache(job, opened), configs, memory_limit_bytes=limit, report=report_progress)
+    return Predictions(by_config={c: Estimate.of(f, job, rates).prediction for c, f in footprints.items()})

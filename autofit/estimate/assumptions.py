@@ -10,6 +10,7 @@ from autofit.core.device.hardware import compute_capability
 from autofit.core.device.probe import CONTEXT, Probe
 from autofit.core.lattice import Config
 from autofit.core.units import MIB, format_bytes, round_up
+from autofit.estimate.footprint import Footprint
 from autofit.estimate.time.guessed_rates import tf32_speedup
 from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job, unsupported
@@ -47,8 +48,18 @@ UNCOMPILED = (
 )
 
 
-def assumptions(config: Config, job: Job, *, uncompiled: bool = False) -> tuple[str, ...]:
-    """One sentence for each thing that is assumed of `config`; `uncompiled` as in `Estimate`."""
+def assumptions(footprint: Footprint, job: Job) -> tuple[str, ...]:
+    """One sentence for each thing that a footprint takes for granted."""
+    config, error = footprint.config, footprint.borrowed_error
+    if footprint.untraced is not None:
+        needs = f"to fit, it needs a limit {footprint.memory_error:.0%} above this; time is not predicted"
+        return f"by formula, not traced ({footprint.untraced}): {needs}", *of_any_step(config, job)
+    borrowed = (of_borrowed(error),) if error else ()
+    return *of_trace(config, job, uncompiled=footprint.uncompiled), *borrowed
+
+
+def of_trace(config: Config, job: Job, *, uncompiled: bool = False) -> tuple[str, ...]:
+    """What the trace of `config` takes for granted; `uncompiled` as in `Footprint`."""
     sentences, ranks = [], ranks_per_host(job)
     moves = config["offload"] != "none" or config["checkpointing"] == "offload"
     if job.hardware.kind == "cpu":
@@ -230,7 +241,7 @@ def _kept_by_the_heap(config: Config) -> str:
 
 
 def of_borrowed(error: float) -> str:
-    """What is assumed of memory whose fragmentation is that of another config (`Estimate.borrowed_error`)."""
+    """What is assumed of memory whose fragmentation is that of another config (`Footprint.borrowed_error`)."""
     return (
         "the allocator's fragmentation is that of a similar config, so the memory may be up to "
         f"{error:.0%} higher: `autofit estimate` replays the allocator for the config itself"

@@ -7,8 +7,8 @@ import time
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION, SAVING
-from autofit.estimate.assumptions import context_bytes, of_any_step
-from autofit.estimate.estimate import Estimate
+from autofit.estimate.assumptions import context_bytes
+from autofit.estimate.footprint import Footprint
 from autofit.estimate.memory.lower_bound import floor_parts
 from autofit.estimate.saving import whole_bytes
 from autofit.estimate.sharding.hosted import hosted_bytes
@@ -30,13 +30,10 @@ CHECKPOINT_BYTES = 2
 """Only the input of a checkpointed layer is kept (ibid., section 5)."""
 LOGIT_BYTES = 12
 """Per token and entry of the vocabulary: fp32 log-probabilities, their gradient, and that of the logits."""
-MEMORY_ERROR = 0.5
-"""Assumed relative error of the formula. It was made for GPT-2's layers; a test checks it against traces of others,
-with and without a fused attention, and with experts."""
 
 
-def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -> Estimate:
-    """The memory of `config` by formula; `reason` says why it was not traced. No time is predicted."""
+def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -> Footprint:
+    """The memory of `config` by formula; `reason` says why it was not traced."""
     started = time.monotonic()
     model = shape(job.model)
     tokens = config.number("micro_batch") * job.workload.seq_len
@@ -67,7 +64,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         peaks[EVALUATION] = sum(evaluated.values()) - evaluated["context"]
         parts = max(parts, evaluated, key=lambda candidate: sum(candidate.values()))
     allocated = sum(parts.values()) - parts["context"]
-    return Estimate(
+    return Footprint(
         config=config,
         hardware=job.hardware.name,
         memory_limit_bytes=memory_limit_bytes,
@@ -77,12 +74,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         host_bytes=allocated if processor else on_host + pinned,
         breakdown=parts,
         phase_peaks=peaks,
-        memory_error=MEMORY_ERROR,
-        assumptions=(
-            f"by formula, not traced ({reason}): to fit, it needs a limit {MEMORY_ERROR:.0%} above this; time is not "
-            "predicted",
-            *of_any_step(config, job),
-        ),
+        untraced=reason,
         seconds_to_estimate=time.monotonic() - started,
     )
 

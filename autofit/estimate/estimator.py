@@ -15,16 +15,18 @@ from autofit.core.prediction import StepWork
 from autofit.estimate.assumptions import context_bytes
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
+from autofit.estimate.footprint import Footprint
 from autofit.estimate.kernels.column_sums import blocks_at_a_time
 from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory.allocator import MIN_BLOCK
 from autofit.estimate.memory.events import Updates
 from autofit.estimate.memory.heap import Traits
 from autofit.estimate.memory.memory import Memory, cuda_memory, host_memory, most_of
+from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.memory.replays import Fragmentation, Replays, fragmentation_keys
 from autofit.estimate.memory.timeline import Timeline, timeline
 from autofit.estimate.saving import whole_bytes
-from autofit.estimate.sharding import Hosted, Traffic, library
+from autofit.estimate.sharding import Hosted, Library, Traffic, library
 from autofit.estimate.time.guessed_rates import prior, tf32_speedup
 from autofit.estimate.time.op_costs import Costs
 from autofit.estimate.time.roofline import Rates, step_work
@@ -73,19 +75,29 @@ class Traced:
     hosted: Hosted
     """What one rank's offloaded weights, gradients and states take of the host's memory."""
     uncompiled: bool
-    """As `Estimate.uncompiled`."""
+    """As `Footprint.uncompiled`."""
 
     @property
     def timeline(self) -> Timeline:
         return self.timelines[0]
 
 
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """An optimizer's update by one rank."""
+
+    events: Updates
+    costs: Costs
+    paged_bytes: int
+
+
 class Estimator:
     """Predicts configs of one job. What configs have in common is traced only once."""
 
     def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False, cache: TraceCache | None = None) -> None:
-        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few; `cache`
-        keeps traces between processes. What bounds an operation is decided by the data sheet, else by `rates`."""
+        """`rates` of None leaves the time out of estimates; `exact` runs every decoder layer instead of repeating a
+        few; `cache` keeps traces between processes. What bounds an operation is decided by the data sheet, else by
+        `rates`."""
         self.job = job
         self.rates = rates
         self._sheet = prior(job.hardware) or rates
@@ -96,25 +108,28 @@ class Estimator:
         self._shares: dict[Hashable, float] = {}
         """Shares that were seen to be fragmented, by the keys of `fragmentation_keys`."""
 
+    def estimate(self, config: Config, *, memory_limit_bytes: int) -> Estimate:
+        """The footprint of `config` with its time at the estimator's rates."""
+        return Estimate.of(self.footprint(config, memory_limit_bytes=memory_limit_bytes), self.job, self.rates)
+
     @without_collections()
-    def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
-        """Predict memory and time of `config`, which must be supported; memory by formula where no trace can be made.
-        Without `replayed`, fragmentation is taken from a config alike (`replays.Fragmentation`), for whole lattices."""
+    def footprint(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Footprint:
+        """What `config`, which must be supported, takes and does; by formula where no trace can be made. Without
+        `replayed`, fragmentation is taken from a config alike (`replays.Fragmentation`), for whole lattices."""
         started = time.monotonic()
         try:
             traced = self.trace(config)
             estimators = {} if packs(config) else self._shorter_estimators
             shorter = {length: estimator.trace(config) for length, estimator in estimators.items()}
         except NotTraced as error:
-            by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
-            return by_formula.timed(self.job, self.rates)
+            return bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
         paged_out = 0
         if self.job.hardware.kind == "cuda":
             others = [of_length.timeline for of_length in shorter.values()]
             memory, paged_out = self._on_card(config, traced, memory_limit_bytes, others, replayed=replayed)
         else:
             memory = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
-        estimate = Estimate(
+        return Footprint(
             config=config,
             hardware=self.job.hardware.name,
             memory_limit_bytes=memory_limit_bytes,
@@ -123,7 +138,6 @@ class Estimator:
             seconds_to_estimate=time.monotonic() - started,
             **asdict(memory),
         )
-        return estimate.timed(self.job, self.rates)
 
     def forget_decoders(self) -> None:
         """As `Traces.forget_decoders`."""
@@ -257,53 +271,65 @@ class Estimator:
         if in_tf32(config):  # whose operations are those of fp32
             config = config.replace(precision="fp32")
         accumulation = self.job.workload.batch_per_device // micro_batch
-        sharding_library = library(config, self.job)
-        decoder = self._traces.decoder(config, sharding_library, accumulates=accumulation > 1)
-        loss = self._traces.loss(alone(config, sharding_library), decoder.head, micro_batch * self.job.workload.seq_len)
-        copied = [int(size) for size in decoder.offloaded.at(micro_batch, rank) if size]
-        events: Updates | None = None
-        update_costs, paged_bytes, times = loss.costs[0].repeated(0), 0, (0, 1)  # a later step, which makes no states
-        if not updates_in_backward(config):
-            update = self._traces.update(config, sharding_library)
-            events, update_costs, paged_bytes = update.events, update.works.at(1, rank), update.paged_bytes
-            times = (1, accumulation - 1)
+        ranks = library(config, self.job)
+        decoder = self._traces.decoder(config, ranks, accumulates=accumulation > 1)
+        loss = self._traces.loss(alone(config, ranks), decoder.head, micro_batch * self.job.workload.seq_len)
+        updates = None if updates_in_backward(config) else self._update(config, ranks)
         hosted, traffic = Hosted(), Traffic()
-        if sharding_library is not None:
-            holdings = self._traces.holdings(config, sharding_library)
-            updaters = sharding_library.updaters
-            events = Updates.of(sharding_library.update(update.trace, holdings))
-            update_costs = update_costs.shared(updaters)
-            paged_bytes = paged_bytes // updaters if updaters else 0
-            hosted = sharding_library.hosted(holdings, accumulates=accumulation > 1)
-            traffic = sharding_library.traffic(holdings, accumulation)
-        lines = [
-            timeline(
-                self._traces.decoder(config, rank_of, accumulates=accumulation > 1).events.with_loss(loss.trace),
-                events,
-                self._traces.evaluation(config, sharding_library),
-                micro_batch=micro_batch,
-                rank=rank,
-                accumulates=accumulation > 1,
-                rounding=MIN_BLOCK if self.job.hardware.kind == "cuda" else HOST_ALIGNMENT,
-                blocks=blocks_at_a_time(self.job.hardware),
-            )
-            for rank_of in ((None,) if sharding_library is None else sharding_library.extremes)
-        ]
-        costs = []
-        for works, of_loss, often in zip(decoder.works, loss.costs, times, strict=True):
-            costs += [works.at(micro_batch, rank).repeated(often), of_loss.repeated(often)]
+        if ranks is not None:
+            holdings = self._traces.holdings(config, ranks)
+            hosted = ranks.hosted(holdings, accumulates=accumulation > 1)
+            traffic = ranks.traffic(holdings, accumulation)
+        copied = [int(size) for size in decoder.offloaded.at(micro_batch, rank) if size]
+        # One that updates in its backward pass is a later step, which makes no states.
+        times = (0, 1) if updates is None else (1, accumulation - 1)
+        parts = zip(decoder.works, loss.costs, times, strict=True)
         return Traced(
-            tuple(sorted(lines, key=Timeline.peak, reverse=True)),
-            tuple(costs),
-            update_costs,
+            self._timelines(config, ranks, loss.trace, None if updates is None else updates.events),
+            tuple(
+                costs.repeated(often)
+                for works, of_loss, often in parts
+                for costs in (works.at(micro_batch, rank), of_loss)
+            ),
+            loss.costs[0].repeated(0) if updates is None else updates.costs,
             # In blocks of the next power of two, which the next forward reuses (CachingHostAllocatorImpl::allocate in
             # aten/src/ATen/core/CachingHostAllocator.h).
             pinned_bytes=sum(1 << (size - 1).bit_length() for size in copied),
-            paged_bytes=paged_bytes,
+            paged_bytes=0 if updates is None else updates.paged_bytes,
             traffic=replace(traffic, hosted=traffic.hosted + 2 * accumulation * sum(copied)),
             hosted=hosted,
             uncompiled=config["compile"] is True and not decoder.compiled,
         )
+
+    def _update(self, config: Config, ranks: Library | None) -> _Update:
+        """What one rank does of the update."""
+        update = self._traces.update(config, ranks)
+        costs = update.works.at(1, int(config.get("rank") or 1))
+        if ranks is None:
+            return _Update(update.events, costs, update.paged_bytes)
+        shared, by = ranks.update(update.trace, self._traces.holdings(config, ranks)), ranks.updaters
+        return _Update(Updates.of(shared), costs.shared(by), update.paged_bytes // by if by else 0)
+
+    def _timelines(
+        self, config: Config, ranks: Library | None, loss: MemoryTrace, updates: Updates | None
+    ) -> tuple[Timeline, ...]:
+        """As `Traced.timelines`."""
+        micro_batch = config.number("micro_batch")
+        accumulates = self.job.workload.batch_per_device > micro_batch
+        lines = [
+            timeline(
+                self._traces.decoder(config, extreme, accumulates=accumulates).events.with_loss(loss),
+                updates,
+                self._traces.evaluation(config, ranks),
+                micro_batch=micro_batch,
+                rank=int(config.get("rank") or 1),
+                accumulates=accumulates,
+                rounding=MIN_BLOCK if self.job.hardware.kind == "cuda" else HOST_ALIGNMENT,
+                blocks=blocks_at_a_time(self.job.hardware),
+            )
+            for extreme in ((None,) if ranks is None else ranks.extremes)
+        ]
+        return tuple(sorted(lines, key=Timeline.peak, reverse=True))
 
 
 # On import, bitsandbytes warns about kernels that it could fetch: no trace runs them.

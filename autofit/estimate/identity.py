@@ -15,12 +15,12 @@ from autofit.techniques.job import ranks_per_host
 class EstimateKeys:
     """Keys of one job's estimates: equal where every figure of the estimates is, but for borrowed fragmentation.
 
-    The memory limit and the context are the caller's (`Estimate.under`), and a stored estimate is timed when it is
+    The memory limit and the context are the caller's (`Footprint.under`), and what a store keeps is timed when it is
     read: so these are not part of the keys, nor are the rates, the model's name, the seed and the memory present.
     """
 
     def __init__(self, job: Job, *, replayed: bool = False) -> None:
-        """`replayed` as for `Estimator.estimate`."""
+        """`replayed` as for `Estimator.footprint`."""
         workload, hardware = job.workload, job.hardware
         trainer = () if workload.trainer is None else (workload.trainer,)
         evaluated = () if workload.eval_batch is None else ({"eval_batch": workload.eval_batch},)

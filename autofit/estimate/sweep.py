@@ -15,9 +15,9 @@ from multiprocessing import forkserver
 from typing import TYPE_CHECKING
 
 from autofit.core.lattice import Config
-from autofit.estimate.estimate import Estimate
+from autofit.estimate.footprint import Footprint
 from autofit.estimate.warm import context, hide_cards
-from autofit.techniques import Job
+from autofit.techniques import Job, Part, affecting
 from autofit.techniques.selective import budget
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def sweep(
     processes: int = 1,
     report: Callable[[int], None] = lambda done: None,
     seconds: float | None = None,
-) -> dict[Config, Estimate]:
-    """Predict every config, each of which must be supported, without its time; the result is in the order given.
+) -> dict[Config, Footprint]:
+    """Predict every config, each of which must be supported; the result is in the order given.
 
     At most `processes` share the work. With `seconds`, no config is begun after that time, and those not predicted by
     then are left out. `report` is called with how many are done. Fragmentation is borrowed from similar configs unless
@@ -52,15 +52,15 @@ def sweep(
     else:
         estimator = _estimator(job)
         parts = (
-            [estimate] for group in groups for estimate in _predict(estimator, group, memory_limit_bytes, deadline)
+            [footprint] for group in groups for footprint in _predict(estimator, group, memory_limit_bytes, deadline)
         )
-    estimates: dict[Config, Estimate] = {}
+    found: dict[Config, Footprint] = {}
     for part in parts:
-        estimates.update((estimate.config, estimate) for estimate in part)
-        report(len(estimates))
-    if late := len(configs) - len(estimates):
+        found.update((footprint.config, footprint) for footprint in part)
+        report(len(found))
+    if late := len(configs) - len(found):
         _log.warning("autofit: %d of %d configs are left unpredicted, for there was no time", late, len(configs))
-    return {config: estimates[config] for config in configs if config in estimates}
+    return {config: found[config] for config in configs if config in found}
 
 
 def workers_for(configs: Sequence[Config], processes: int) -> int:
@@ -82,16 +82,10 @@ def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
     each method comes first, then the second of each: if time runs out, something of every method is known."""
     groups: dict[str, dict[Config, list[Config]]] = defaultdict(lambda: defaultdict(list))
     for config in sorted(configs, key=lambda c: (c["compile"], c.text("attention"))):  # what compiles comes last
-        shared = _SHARING if budget(config) == 1 else _SHARING_A_BUDGET
-        groups[config.text("method")][config.without(*shared)].append(config)
+        decoder = affecting(config, Part.DECODER, sizes=budget(config) < 1)
+        groups[config.text("method")][decoder.without("attention")].append(config)  # torch's flash serves two values
     largest_first = [sorted(of_method.values(), key=len, reverse=True) for of_method in groups.values()]
     return [group for round in zip_longest(*largest_first) for group in round if group]
-
-
-_SHARING = ("optimizer", "loss", "micro_batch", "batching", "rank", "attention", "offload", "sharding")
-"""Axes along which a decoder's trace is mostly the same, or made from the same one."""
-_SHARING_A_BUDGET = tuple(axis for axis in _SHARING if axis not in ("micro_batch", "rank"))
-"""The same where torch keeps to a budget, which depends on sizes: without micro-batch and rank."""
 
 
 def _estimator(job: Job) -> Estimator:
@@ -102,18 +96,18 @@ def _estimator(job: Job) -> Estimator:
     return Estimator(job, None, cache=TraceCache.of_user())
 
 
-def _predict(estimator: Estimator, configs: list[Config], limit: int, deadline: float) -> Iterator[Estimate]:
-    """The estimates that are begun before the system's monotonic clock, which all processes share, shows `deadline`."""
+def _predict(estimator: Estimator, configs: list[Config], limit: int, deadline: float) -> Iterator[Footprint]:
+    """Those that are begun before the system's monotonic clock, which all processes share, shows `deadline`."""
     for config in configs:
         if time.monotonic() >= deadline:
             break
-        yield estimator.estimate(config, memory_limit_bytes=limit, replayed=False)
+        yield estimator.footprint(config, memory_limit_bytes=limit, replayed=False)
     estimator.forget_decoders()
 
 
 def _in_processes(
     job: Job, groups: list[list[Config]], limit: int, workers: int, deadline: float
-) -> Iterator[list[Estimate]]:
+) -> Iterator[list[Footprint]]:
     with ProcessPoolExecutor(workers, mp_context=context(), initializer=_begin) as pool:
         pending = [pool.submit(_predicted, job, group, limit, deadline) for group in groups]
         for done in as_completed(pending):
@@ -129,5 +123,5 @@ _estimator_of_process = cache(_estimator)
 """Of a process of the pool, for the pool's one job."""
 
 
-def _predicted(job: Job, configs: list[Config], limit: int, deadline: float) -> list[Estimate]:
+def _predicted(job: Job, configs: list[Config], limit: int, deadline: float) -> list[Footprint]:
     return list(_predict(_estimator_of_process(job), configs, limit, deadline))

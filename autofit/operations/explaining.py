@@ -90,8 +90,8 @@ class Comparison:
         reason = self.refused(config)
         if reason is not None:
             raise UsageError(reason)
-        estimate = self._estimator(config).estimate(config, memory_limit_bytes=self._limit)
-        return self._calibration.judged(estimate)
+        footprint = self._estimator(config).footprint(config, memory_limit_bytes=self._limit)
+        return replace(self._calibration, job=self._job_of(config)).estimate(footprint)
 
     def refused(self, config: Config) -> str | None:
         """Why a config cannot be estimated; None if it can."""

@@ -14,7 +14,9 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Measurement, Trial
 from autofit.core.prediction import StepWork
 from autofit.core.workload import METHODS
-from autofit.estimate.assumptions import as_probed, context_error, rounded_context
+from autofit.estimate.assumptions import as_probed, rounded_context
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.footprint import Footprint
 from autofit.estimate.memory.deviation import MemoryDeviation, nothing_compared
 from autofit.estimate.version import is_current
 from autofit.prediction.machine_link import with_link
@@ -25,7 +27,6 @@ from autofit.techniques import Job, needs_process_group, unsupported
 from autofit.techniques.axes.optimizer import OPTIMIZERS
 
 if TYPE_CHECKING:
-    from autofit.estimate.estimate import Estimate
     from autofit.estimate.time.roofline import Rates
 
 LATEST = 50
@@ -60,9 +61,9 @@ class Calibration:
             _log.warning("autofit: predictions are not calibrated by trials: %s", error)
             return cls.of(job, None)
 
-    def judged(self, estimate: Estimate) -> Estimate:
-        """An estimate of the job with how far its memory may be off."""
-        return estimate.judged(self.deviations, context_error(self.job))
+    def estimate(self, footprint: Footprint) -> Estimate:
+        """The estimate of a footprint of the job, with its time and with how far its memory may be off."""
+        return Estimate.of(footprint, self.job, self.rates, self.deviations)
 
 
 def not_estimated(device: Hardware) -> str | None:

@@ -17,7 +17,7 @@ from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.planning.lattices import default_space, load_space
 from autofit.prediction.calibration import why_not
-from autofit.techniques import AXES, AXIS, Job, complete, holds, lightness
+from autofit.techniques import AXES, AXIS, TECHNIQUES, Job, Part, complete, holds, lightness
 from autofit.techniques.habits import is_under_autocast, of_formats
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 GAIN = 0.03
 """Relative difference in predicted speed below which it does not count."""
-WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
-"""Axes that can be varied without tracing the decoder again (`Estimator`). With update=in-backward the optimizer is a
-part of it, which is not counted."""
+WITHOUT_TRACE = tuple(t.axis.name for t in TECHNIQUES if t.scales or not t.parts & {Part.DECODER, Part.RANK})
+"""Axes that can be varied without tracing the decoder again. With update=in-backward the optimizer is a part of it,
+which is not counted."""
 Tier = tuple[Effect, int]
 """What changes do to the training, and the method's place in `METHODS`: the lowest tier is the most faithful."""
 

@@ -14,6 +14,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import context_keys
 from autofit.core.prediction import Prediction
 from autofit.core.units import MIB
+from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.deviation import nothing_compared
 from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
@@ -82,15 +83,16 @@ class LatticePredictor:
         try:
             cache, configs, only_known = self._prepared()
             job, store = cache.job, self.store
-            estimates = predict_all(
+            rates = rates_for(job, store)
+            footprints = predict_all(
                 cache,
                 configs,
                 memory_limit_bytes=limits.memory_bytes,
-                rates=rates_for(job, store),
                 only_known=only_known,
                 report=report,
                 seconds=None if limits.seconds is None else ESTIMATING_SHARE * limits.seconds,
             )
+            estimates = {config: Estimate.of(footprint, job, rates) for config, footprint in footprints.items()}
             # Trials of this search's own workload and stack are left out: the search recalls them one by one.
             own_keys = (job.workload.key, job.stack.key)
             predicted = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
 
 from autofit.core.errors import in_one_line
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
-from autofit.estimate.estimate import Estimate
+from autofit.estimate.footprint import Footprint
 from autofit.prediction.calibration import not_estimated
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.trial.machine.cores import cores
 from autofit.trial.measure.process_memory import host_available
-
-if TYPE_CHECKING:
-    from autofit.estimate.time.roofline import Rates
 
 _log = logging.getLogger(__name__)
 
@@ -26,16 +22,14 @@ def predict_all(
     configs: Sequence[Config],
     *,
     memory_limit_bytes: int,
-    rates: Rates | None = None,
     only_known: Collection[Config] = (),
     report: Callable[[int, int], None] = lambda done, total: None,
     seconds: float | None = None,
-) -> dict[Config, Estimate]:
-    """Every config's estimate, in the order given, with the time that it takes at `rates`, if they are given. What the
-    `cache` lacks is made and kept, but for `only_known`.
+) -> dict[Config, Footprint]:
+    """Every config's footprint, in the order given. What the `cache` lacks is made and kept, but for `only_known`.
 
     `report` is called with the number done and the total. Each config must be supported. One that cannot be traced is
-    estimated by formula (`memory_error` above 0, no time). Configs that cannot be estimated at all are left out: the
+    estimated by formula (`untraced`). Configs that cannot be estimated at all are left out: the
     estimator does not cover the device, or it failed, which is only logged, because no prediction is worth ending a
     search for. So are those that would be begun after `seconds`, if they are given.
     """
@@ -61,7 +55,7 @@ def predict_all(
             new = {}
         cache.keep(new.values())
         estimates |= new
-    return {config: estimates[config].timed(job, rates) for config in configs if config in estimates}
+    return {config: estimates[config] for config in configs if config in estimates}
 
 
 def processes() -> int:

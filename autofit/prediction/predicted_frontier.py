@@ -102,8 +102,8 @@ def predict_frontier(
     with readable(request.store, create=True) as store:
         calibration = Calibration.of(job, store)
         cache = EstimateCache(calibration.job, store)
-        unjudged = predict_all(cache, possible, memory_limit_bytes=limit, rates=calibration.rates, report=report)
-    predicted = {config: calibration.judged(estimate) for config, estimate in unjudged.items()}
+        footprints = predict_all(cache, possible, memory_limit_bytes=limit, report=report)
+    predicted = {config: calibration.estimate(footprint) for config, footprint in footprints.items()}
     estimates = list(predicted.values())
     fitting = [e for e in estimates if e.fits]
     if estimates and not fitting:

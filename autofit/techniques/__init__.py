@@ -27,7 +27,7 @@ from autofit.techniques.axes.sharding import Offload, Sharding, needs_process_gr
 from autofit.techniques.axes.update import Update
 from autofit.techniques.job import Job
 from autofit.techniques.selective import budget
-from autofit.techniques.technique import Technique
+from autofit.techniques.technique import Part, Technique
 from autofit.techniques.trainer_names import not_a_value, not_an_axis
 
 TECHNIQUES: tuple[Technique, ...] = (
@@ -58,6 +58,16 @@ AXIS: Mapping[str, Axis] = {axis.name: axis for axis in AXES}
 def lightness(config: Config) -> tuple[int, ...]:
     """A sort key under which no config precedes one that is claimed to need less memory."""
     return tuple(axis.place(axis.of(config)) for axis in AXES)
+
+
+def affecting(config: Config, *parts: Part, sizes: bool = False) -> Config:
+    """The values of `config` that these parts of its step depend on; without `sizes`, none that only scales them."""
+    left_out = (
+        t.axis.name
+        for t in TECHNIQUES
+        if (t.scales and not sizes) or not any(t.affects(part, config) for part in parts)
+    )
+    return config.without(*left_out)
 
 
 def unsupported(config: Config, job: Job) -> str | None:
@@ -190,6 +200,8 @@ __all__ = [
     "AXIS",
     "TECHNIQUES",
     "Job",
+    "Part",
+    "affecting",
     "changes",
     "complete",
     "family",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofit.core.lattice import Axis, Config, Value
@@ -96,10 +97,32 @@ class BuildPart:
         """Alter the model, whose parameters now have values on the device."""
 
 
+class Part(Enum):
+    """A part of a training step that estimates trace by itself, once for all configs that agree on what affects it."""
+
+    DECODER = "decoder"
+    """The forward and backward passes without the loss, on one device."""
+    RANK = "rank"
+    """What a sharding library makes of that on one rank."""
+    LOSS = "loss"
+    UPDATE = "update"
+    """The optimizer's update, where it follows the backward pass."""
+    EVALUATION = "evaluation"
+    """Sequences evaluated between training steps, on one device."""
+
+
 class Technique(BuildPart):
     """One axis: its values, what they change, when they are valid, and how they alter a build."""
 
     axis: ClassVar[Axis]
+    parts: ClassVar[frozenset[Part]] = frozenset(Part)
+    """The parts of a step that differ between the axis's values."""
+    scales: ClassVar[bool] = False
+    """Whether the sizes of a decoder are proportional to the value, so that one trace serves all."""
+
+    def affects(self, part: Part, config: Config) -> bool:
+        """Whether that part of the step of `config` depends on its value."""
+        return part in self.parts
 
     def applies(self, config: Config) -> bool:
         return True

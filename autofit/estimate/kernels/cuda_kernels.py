@@ -7,14 +7,13 @@ the source file that allocates.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.device.hardware import compute_capability
 from autofit.core.units import round_up
 from autofit.estimate.kernels.column_sums import BLOCK_COLUMNS
-from autofit.estimate.kernels.scratch import FP32_BYTES, Held, common_scratch
-from autofit.techniques import quantisation
+from autofit.estimate.kernels.scratch import FOUR_BIT_PRODUCT, FP32_BYTES, Held, common_scratch, dequantised
 
 if TYPE_CHECKING:
     import torch
@@ -70,13 +69,10 @@ def _four_bit_product(args: tuple[Any, ...]) -> Held:
     """The weight's fp32 scales, unpacked and then shifted, and the dequantised weight (_dequant_linear_fallback of
     bitsandbytes/backends/cuda/ops.py). Arguments: (activations, packed weight, shape, scales, ...)."""
     activations: torch.Tensor = args[0]
-    shape: Sequence[int] = args[2]
-    rows = activations.numel() // activations.shape[-1]
-    if rows <= CUSTOM_GEMM_ROWS:
+    if activations.numel() // activations.shape[-1] <= CUSTOM_GEMM_ROWS:
         return Held()
-    weights = math.prod(shape)
-    scales = -(-weights // quantisation.BLOCK) * FP32_BYTES
-    return Held(before=(scales, scales, weights * activations.element_size()))
+    scales, weight = dequantised(args)
+    return Held(before=(scales, scales, weight))
 
 
 def _softmax_backward(args: tuple[Any, ...]) -> Held:
@@ -111,7 +107,7 @@ _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
     "aten._softmax_backward_data.default": _softmax_backward,
     "aten.sum.dim_IntList": _column_sums,
     "aten.mean.dim": _column_sums,
-    "bitsandbytes.gemm_4bit.default": _four_bit_product,
+    FOUR_BIT_PRODUCT: _four_bit_product,
 }
 
 CUBLAS_WORKSPACE_BYTES = 8 * 1024**2 + 128 * 1024

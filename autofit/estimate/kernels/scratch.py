@@ -4,7 +4,7 @@ and on a CPU."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autofit.techniques import quantisation
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import torch
 
 FP32_BYTES = 4
+FOUR_BIT_PRODUCT = "bitsandbytes.gemm_4bit.default"
 
 
 class Held(NamedTuple):
@@ -46,11 +47,14 @@ def host_scratch(name: str, args: tuple[Any, ...]) -> Held:
     """What an operation of this name holds on a CPU.
 
     bitsandbytes has no 4-bit product of its own for CPUs: the weight is dequantised whole, its scales first
-    (`_gemm_4bit_default_impl` of backends/default/ops.py). Arguments: (activations, packed weight, shape, ...).
+    (`_gemm_4bit_default_impl` of backends/default/ops.py).
     """
-    if name != "bitsandbytes.gemm_4bit.default":
-        return common_scratch(name, args)
+    return Held(before=dequantised(args)) if name == FOUR_BIT_PRODUCT else common_scratch(name, args)
+
+
+def dequantised(args: tuple[Any, ...]) -> tuple[int, int]:
+    """Bytes of the fp32 scales of a 4-bit product's weight, and of the weight in the format of the activations.
+    Arguments: (activations, packed weight, shape, ...)."""
     activations: torch.Tensor = args[0]
-    shape: Sequence[int] = args[2]
-    weights = math.prod(shape)
-    return Held(before=(-(-weights // quantisation.BLOCK) * FP32_BYTES, weights * activations.element_size()))
+    weights = math.prod(args[2])
+    return -(-weights // quantisation.BLOCK) * FP32_BYTES, weights * activations.element_size()

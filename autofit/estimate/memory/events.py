@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from autofit.core.outcome import ALL_PHASES, PHASES
 from autofit.estimate.memory.memory_trace import BEFORE, LOSS, SETUP, Category, Event, MemoryTrace, Place, Storage
-from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
+from autofit.estimate.memory.symbolic_sizes import SymbolicSizes, joined
 from autofit.estimate.tracing.loss_boundary import HIDDEN
 
 Integers = NDArray[np.int64]
@@ -38,15 +38,6 @@ class Events:
             np.array([ALL_PHASES.index(place.phase) for place, _, _ in rows], dtype=np.int64),
         )
 
-    @classmethod
-    def joined(cls, parts: Iterable[Events]) -> Events:
-        every = list(parts)
-        return cls(
-            np.concatenate([p.storages for p in every]),
-            np.concatenate([p.signs for p in every]),
-            np.concatenate([p.phases for p in every]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Storages:
@@ -70,16 +61,6 @@ class Storages:
             streams=np.array([s.stream for s in storages], dtype=np.int8),
             of_products=np.array([s.of_product for s in storages], dtype=np.bool_),
             summed_columns=np.array([s.summed_columns for s in storages], dtype=np.int64),
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Storages]) -> Storages:
-        return cls(
-            sizes=SymbolicSizes.joined([p.sizes for p in parts]),
-            categories=np.concatenate([p.categories for p in parts]),
-            streams=np.concatenate([p.streams for p in parts]),
-            of_products=np.concatenate([p.of_products for p in parts]),
-            summed_columns=np.concatenate([p.summed_columns for p in parts]),
         )
 
 
@@ -153,11 +134,11 @@ class DecoderEvents:
             stage: [before, self._of_loss(loss, stage, common), after]
             for stage, (before, after) in self._stages.items()
         }
-        first, second = (Events.joined(part for stage in micro_step for part in stages[stage]) for micro_step in STAGES)
+        first, second = (joined([part for stage in micro_step for part in stages[stage]]) for micro_step in STAGES)
         of_loss = Storages.of(
             loss.storages, SymbolicSizes.constant(s.bytes for s in loss.storages), micro_step_category
         )
-        storages = Storages.joined([self._storages, of_loss])
+        storages = joined([self._storages, of_loss])
         for index, shared in common.items():
             # The decoder's trace is given what the loss makes.
             storages.of_products[shared] |= loss.storages[index].of_product

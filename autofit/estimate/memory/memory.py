@@ -25,7 +25,7 @@ class Memory:
     phase_peaks: dict[str, int]
     gives_back_cache: bool = False
     borrowed_error: float = 0.0
-    """Both as of `Estimate`."""
+    """Both as of `Footprint`."""
 
 
 def cuda_memory(

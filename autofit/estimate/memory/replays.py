@@ -13,9 +13,8 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES
 from autofit.estimate.memory.allocator import OLDEST_FIRST, Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.memory.timeline import Timeline
-from autofit.techniques.axes.batching import separates_sequences
+from autofit.techniques import Part, affecting
 from autofit.techniques.axes.kernels import by_liger
-from autofit.techniques.axes.update import updates_in_backward
 
 STEPS = 8
 """The fewest steps of a trial. What the allocator keeps may grow for a few steps, as blocks come to lie differently."""
@@ -148,11 +147,7 @@ def fragmentation_keys(config: Config) -> tuple[Hashable, Hashable]:
 
     Fragmentation depends little on the optimizer and the rank, and much on whether the logits are one block.
     """
-    updater = [] if updates_in_backward(config) else ["optimizer"]
-    decoder = (
-        config.without("micro_batch", "batching", "rank", "loss", *updater),
-        (config["loss"] == "full", separates_sequences(config)),
-    )
+    decoder = affecting(config, Part.DECODER, Part.RANK), config["loss"] == "full"
     micro_batch = config.number("micro_batch")
     return decoder, (decoder, micro_batch if by_liger(config) else (micro_batch.bit_length() - 1) // 2)
 

@@ -7,10 +7,16 @@ serves every micro-batch and every rank, exactly.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    T = TypeVar("T", bound=DataclassInstance)
 
 MICRO_BATCH, RANK = 999_983, 999_979
 """The two largest primes below a million: vocabularies, widths and lengths are smaller."""
@@ -46,14 +52,6 @@ class SymbolicSizes:
         neither = np.zeros(len(constants), dtype=np.bool_)
         return cls(constants, neither, neither)
 
-    @classmethod
-    def joined(cls, parts: Sequence[SymbolicSizes]) -> SymbolicSizes:
-        return cls(
-            np.concatenate([p.constants for p in parts]),
-            np.concatenate([p.of_micro_batch for p in parts]),
-            np.concatenate([p.of_rank for p in parts]),
-        )
-
     def over(self, shares: Sequence[int]) -> SymbolicSizes:
         """Each size divided by its number of shares."""
         return SymbolicSizes(self.constants / np.array(shares, dtype=np.float64), self.of_micro_batch, self.of_rank)
@@ -62,3 +60,9 @@ class SymbolicSizes:
         return np.asarray(
             self.constants * np.where(self.of_micro_batch, micro_batch, 1) * np.where(self.of_rank, rank, 1)
         )
+
+
+def joined(parts: Sequence[T]) -> T:
+    """Dataclasses of parallel arrays, one after the other."""
+    columns = ([getattr(part, field.name) for part in parts] for field in fields(parts[0]))
+    return type(parts[0])(*(joined(c) if is_dataclass(c[0]) else np.concatenate(c) for c in columns))

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from autofit.core.outcome import ALL_PHASES, PHASES
 from autofit.estimate.kernels import column_sums
-from autofit.estimate.memory.events import Evaluation, Events, Integers, MicroSteps, Storages, Updates
+from autofit.estimate.memory.events import Evaluation, Events, Integers, MicroSteps, Updates
 from autofit.estimate.memory.memory_trace import Category
+from autofit.estimate.memory.symbolic_sizes import joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +101,15 @@ def timeline(
     Every size is rounded up to a multiple of `rounding` bytes, as the device's allocator does. `blocks` are what a card
     runs at a time (`column_sums`).
     """
-    storages = Storages.joined([part.storages for part in (steps, updates, evaluation) if part is not None])
+    storages = joined([part.storages for part in (steps, updates, evaluation) if part is not None])
     sizes = _rounded(_with_sums(storages.sizes.at(micro_batch, rank), storages.summed_columns, blocks), rounding)
     lives = len(storages.categories)
     first, second = _whole(steps) if updates is None else _updated(steps, updates, lives, accumulates)
-    of_steps = Events.joined([steps.setup, first, second])
+    of_steps = joined([steps.setup, first, second])
     events = of_steps
     if evaluation is not None:
         begin = lives - len(evaluation.storages.categories)
-        events = Events.joined([of_steps, _shifted(evaluation.events, lives + begin)])
+        events = joined([of_steps, _shifted(evaluation.events, lives + begin)])
     which = events.storages % lives
     return Timeline(
         sizes=events.signs * sizes[which],
@@ -126,7 +127,7 @@ def timeline(
 def _whole(steps: MicroSteps) -> list[Events]:
     """Two steps that update within their backward pass: what is left of each then goes, but for the states."""
     lasts = steps.storages.categories == Category.OPTIMIZER
-    return [Events.joined([part, _freed(_alive(part, lasts))]) for part in (steps.first, steps.second)]
+    return [joined([part, _freed(_alive(part, lasts))]) for part in (steps.first, steps.second)]
 
 
 def _alive(events: Events, besides: NDArray[np.bool_]) -> Integers:
@@ -139,10 +140,10 @@ def _updated(steps: MicroSteps, updates: Updates, lives: int, accumulates: bool)
     """Two steps, each with its update at the end. In the second, storages are new ones, `lives` further on, except for
     those that persist: the weights and states."""
     offset = len(steps.storages.categories)
-    micro = Events.joined([steps.first, steps.second]) if accumulates else steps.first
+    micro = joined([steps.first, steps.second]) if accumulates else steps.first
     alive = _alive(micro, np.zeros(offset, dtype=np.bool_))
     return [
-        Events.joined(
+        joined(
             [
                 _shifted(micro, step * lives),
                 _states_shared(update, offset, updates, step * lives),

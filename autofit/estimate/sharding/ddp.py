@@ -42,8 +42,7 @@ class Ddp(Library):
         edit.allocate(edit.trained_sizes(), None, holds=Category.GRADIENTS)
         if not self.views:
             return edit.trace
-        gradients = {index for indices in edit.gradients("backward-1").values() for index in indices}
-        into_buckets(edit, "backward-2" if accumulates else "backward-1", gradients)
+        into_buckets(edit, "backward-2" if accumulates else "backward-1", edit.all_gradients("backward-1"))
         return edit.trace
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:

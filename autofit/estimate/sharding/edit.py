@@ -36,9 +36,13 @@ class Edit:
             if s.trained is not None and s.layer == unit and trained in (None, s.trained) and s.allocated is None
         ]
 
+    def trained(self) -> list[Storage]:
+        """The trained parameters, in the order of the model."""
+        return [p for p in in_order(self.trace) if p.trained]
+
     def trained_sizes(self) -> list[int]:
         """Bytes of each trained parameter."""
-        return [p.bytes for unit in (ROOT, *self.layers) for p in self.parameters(unit, trained=True)]
+        return [p.bytes for p in self.trained()]
 
     def allocate(
         self,
@@ -96,6 +100,10 @@ class Edit:
                 layer = storage.allocated.layer
                 gradients[ROOT if layer in OUTSIDE else layer].append(index)
         return gradients
+
+    def all_gradients(self, stage: str) -> set[int]:
+        """The same of all units together."""
+        return {index for indices in self.gradients(stage).values() for index in indices}
 
     def free(self, events: PlacedEvents, storages: Iterable[int]) -> None:
         events += [Event(index, False) for index in storages]

@@ -116,7 +116,7 @@ class Zero(ZeroAmounts):
         """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
         place = Place(stage, AFTER)
         if not self.mixed:
-            reached = self.reached([self.bytes(p) for p in _trained(edit)])
+            reached = self.reached([self.bytes(p) for p in edit.trained()])
             return edit.allocate([sum(reached)], place, holds=Category.GRADIENTS, stream=self._stream)
         wide = (self.masters * b for b in trained)
         return edit.allocate(wide, place, shares=self.ranks, holds=Category.GRADIENTS, stream=self._stream)
@@ -125,7 +125,7 @@ class Zero(ZeroAmounts):
         """The gradients, but for an input embedding's, that a rank keeps to the end of a backward where its part is
         summed in fp32 beside them, or on the host with more to come: its own, of those that are larger than the bucket
         (`copy_grads_in_partition`), at the rank where that is most."""
-        trained = _trained(edit)
+        trained = edit.trained()
         first = next((i for i, p in enumerate(trained) if p.layer is not None), 0)
         large = [i >= first and not self._fits_bucket(p) for i, p in enumerate(trained)]
         parts = self.parts([self.bytes(p) for p in trained])
@@ -154,7 +154,7 @@ class Zero(ZeroAmounts):
         sums: Sequence[int] = ()
         for number in (1, 2):
             stage = f"backward-{number}"
-            gradients = {index for indices in edit.gradients(stage).values() for index in indices}
+            gradients = edit.all_gradients(stage)
             stays = self.mixed if self.updaters else stage != last
             stay = self._stay(edit, stage) if stays else set()
             bucket = self._bucket(edit, stage)
@@ -209,14 +209,14 @@ class Zero(ZeroAmounts):
         """The norm of each gradient in turn, or of those `of` some parameters, computed on an fp64 copy: in stages 1
         and 2 of every whole gradient that reaches into a rank's part of the flat buffer."""
         if self.updaters:
-            copy = self._widest(of or _trained(edit)).bytes * NORM_BYTES // self.width
+            copy = self._widest(of or edit.trained()).bytes * NORM_BYTES // self.width
             place, events = edit.before_update(stage)
             shares = self.ranks if self.stage == 3 else 1
             edit.free(events, edit.allocate([copy], place, shares=shares, events=events))
 
     def _parts(self, edit: Edit) -> list[list[Storage]]:
         """The trained parameters that reach into each rank's part of the flat buffer."""
-        trained = _trained(edit)
+        trained = edit.trained()
         return [[trained[i] for i in part] for part in self.parts([self.bytes(p) for p in trained])]
 
     def _widest(self, parameters: Iterable[Storage]) -> Storage:
@@ -229,7 +229,7 @@ class Zero(ZeroAmounts):
         (`partition_grads`), and when the accumulation `ends` with the optimizer on the host, a norm
         (`set_norm_for_param_grad_in_gpu`, `_offload_grad_partition_at_boundary`).
         """
-        widest, end = self._widest(_trained(edit)), edit.after_stage(stage)
+        widest, end = self._widest(edit.trained()), edit.after_stage(stage)
         place, parted = Place(stage, AFTER), self.stage == 3
         formats = self.masters * (self.mixed + (self.pinned and not self.updaters)) if parted else 0
         copies = [widest.bytes * formats]
@@ -269,7 +269,7 @@ class Zero(ZeroAmounts):
         trained, widens, overlaps = edit.trained_sizes(), self.mixed and self.updaters > 0, self.buckets.overlaps
         if widens:
             _separate_head(edit)
-        gradients = {index for indices in edit.gradients("backward-1").values() for index in indices}
+        gradients = edit.all_gradients("backward-1")
         leave = {i for i in gradients if overlaps and self._fits_bucket(edit.trace.storages[i])}
         bucket = self._bucket(edit, last)
         at_first(edit, "backward-1", gradients, [Event(index, True) for index in bucket])
@@ -349,11 +349,6 @@ def _separate_head(edit: Edit) -> None:
             edit.allocate([storage.bytes], Place(stage, BEFORE if tied else AFTER), events=end)
             edit.free(end, [made])
             storage.freed = Place(stage, AFTER)
-
-
-def _trained(edit: Edit) -> list[Storage]:
-    """The trained parameters, in the order of the model."""
-    return [p for p in in_order(edit.trace) if p.trained]
 
 
 def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:

@@ -42,7 +42,7 @@ class ZeroThree(Zero):
         trained = edit.trained_sizes()
         for number in (1, 2):
             self._add_in_place(edit, f"backward-{number}")
-            gradients = {index for indices in edit.gradients(f"backward-{number}").values() for index in indices}
+            gradients = edit.all_gradients(f"backward-{number}")
             outside = self._gather(edit, number) if self._gathers else ()
             into_buckets(edit, f"backward-{number}", gradients)
             self.last_reduction(edit, f"backward-{number}", ends=f"backward-{number}" == last)

@@ -34,7 +34,7 @@ from autofit.core.device.work_kinds import (
     update,
     wide_product,
 )
-from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSizes
+from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSizes, joined
 
 
 class Kinds(NamedTuple):
@@ -107,14 +107,7 @@ class Works:
     @classmethod
     def joined(cls, parts: Sequence[Works]) -> Works:
         starts = np.cumsum([0, *(len(p.kinds) for p in parts)])
-        return cls(
-            SymbolicSizes.joined([p.flops for p in parts]),
-            SymbolicSizes.joined([p.moved for p in parts]),
-            SymbolicSizes.joined([p.made for p in parts]),
-            np.concatenate([p.owners + start for p, start in zip(parts, starts[:-1], strict=True)]),
-            np.concatenate([p.kinds for p in parts]),
-            np.concatenate([p.times for p in parts]),
-        )
+        return joined([replace(p, owners=p.owners + start) for p, start in zip(parts, starts[:-1], strict=True)])
 
     def at(self, micro_batch: int, rank: int) -> Costs:
         moved = np.zeros(len(self.kinds))

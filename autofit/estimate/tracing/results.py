@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autofit.estimate.time.op_costs import Work, work
+from autofit.estimate.tracing.fake_weights import empty
 
 Key = tuple[Any, ...]
 Shape = tuple[int, ...]
@@ -138,16 +139,10 @@ def _of_tensor(result: FakeTensor, operands: list[FakeTensor]) -> Recipe | None:
             return lambda tensors: _view(tensors[index], dtype, offset, shape, stride)
 
     def fresh(tensors: list[FakeTensor]) -> FakeTensor:
-        return _fresh(shape, stride, dtype, device)
+        return empty(_mode(), shape, stride, dtype, device)
 
     alike = fresh(operands).untyped_storage().nbytes() == result.untyped_storage().nbytes()
     return fresh if alike and offset == 0 else None
-
-
-def _fresh(shape: Shape, stride: Shape, dtype: torch.dtype, device: torch.device) -> FakeTensor:
-    with torch._C._DisableTorchDispatch():
-        empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-    return FakeTensor(_mode(), empty, device)
 
 
 def _view(of: FakeTensor, dtype: torch.dtype, offset: int, shape: Shape, stride: Shape) -> FakeTensor:

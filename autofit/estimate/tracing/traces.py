@@ -26,12 +26,11 @@ from autofit.estimate.tracing.repeat_layers import NotUniform, repeat_layers
 from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_decoder, trace_evaluation
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
-from autofit.techniques import Job
+from autofit.techniques import Job, Part, affecting
 from autofit.techniques.axes.batching import micro_batches, separates_sequences
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.axes.optimizer import kind_of
-from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.habits import masks_padding, of_formats
 from autofit.techniques.selective import budget
 from autofit.training.build import make_plan
@@ -104,7 +103,7 @@ class Traces:
 
     def loss(self, config: Config, head: HeadShape, tokens: int) -> TracedLoss:
         """The loss kernel of a single-device config."""
-        key = config["loss"], head, tokens
+        key = affecting(config, Part.LOSS), head, tokens
         return self._once("loss", key, lambda: self._trace_loss(config, head, tokens))
 
     def update(self, config: Config, library: Library | None) -> TracedUpdate:
@@ -112,9 +111,8 @@ class Traces:
         flat, job = None if library is None else library.flat, self._job(library)
         if library is None and "rank" in config and kind_of(config).by_element:
             config = config.replace(rank=RANK)  # one trace serves every rank
-        axes = ("method", "precision", "optimizer", "rank", "targets")
         formats = tuple(type(habit).__name__ for habit in of_formats(config, job.workload.trainer))
-        key = *(config.get(axis) for axis in axes), flat, formats
+        key = affecting(config, Part.UPDATE, sizes=True), flat, formats
         return self._once("update", key, lambda: self._trace_updates(config, job, flat))
 
     def evaluation(self, config: Config, library: Library | None) -> Evaluation | None:
@@ -124,9 +122,8 @@ class Traces:
         if sequences is None:
             return None
         config, job = alone(config, library), self._job(library)
-        axes = ("method", "precision", "attention", "kernels", "mlp", "compile", "loss", "targets", *_row_axes(config))
         masked = masks_padding(config, self.job)
-        key = *(config.get(axis) for axis in axes), job.workload.trainer, sequences, masked
+        key = affecting(config, Part.EVALUATION), job.workload.trainer, sequences, masked
         traced = partial(self._trace_evaluation, job=job, sequences=sequences, masked=masked)
         return self._once("evaluation", key, partial(_compiled_if_possible, config, traced))
 
@@ -218,13 +215,11 @@ class Traces:
         return replace(self.job, workload=replace(self.job.workload, trainer=None))
 
     def _decoder_key(self, config: Config) -> Hashable:
-        """What a decoder depends on, with how the loss gives the gradient of a head that is the embedding, too, and the
-        sizes by which torch keeps to a budget."""
-        sizes = (config["micro_batch"], config.get("rank")) if budget(config) < 1 else ()
-        tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        elsewhere = {"optimizer", "loss", "batching"}.difference(_row_axes(config), _update_axes(config))
-        traced = at_primes(config, self.job).without(*elsewhere)
-        return traced, tied and config["loss"] == "full", sizes, self._most_in_row(config)
+        """What a decoder depends on, with the sizes by which torch keeps to a budget, and with how the loss gives the
+        gradient of a head that is the embedding, too."""
+        affects = affecting(config, Part.DECODER, sizes=budget(config) < 1)
+        tied = config["method"] == "full" and shape(self.job.model).tied_embeddings and config["loss"] == "full"
+        return affects, at_primes(config, self.job)["micro_batch"], tied, self._most_in_row(config)
 
     def _most_in_row(self, config: Config) -> int:
         """How many sequences flash attention has to keep apart at most in a row; 0 where it keeps none."""
@@ -237,18 +232,25 @@ class Traces:
         return partial(cuda_scratch, sequences=most) if most and self._scratch is cuda_scratch else self._scratch
 
     def _trace_decoder(self, config: Config, job: Job, *, keeps_inputs: bool, masked: bool) -> TracedDecoder:
-        kinds, scratch = layer_kinds(config, job), self._kernels(config)
+        scratch = self._kernels(config)
         run = partial(trace_decoder, config, job, scratch=scratch, keeps_inputs=keeps_inputs, masked=masked)
+        trace, small, head, counts = self._of_all_layers(layer_kinds(config, job), run)
+        return _decoder(config, trace, head, small, counts)
+
+    def _of_all_layers(
+        self, kinds: tuple[Hashable, ...], run: Callable[[tuple[int, ...]], tuple[MemoryTrace, V]]
+    ) -> tuple[MemoryTrace, MemoryTrace, V, dict[int, int]]:
+        """(trace of the full stack, trace of what was run of it, what came with that, for each layer that was run how
+        many it stands for). Where layers of one kind differ after all, every one of them is run."""
         if not self._exact:
             layers, representative = representatives(kinds)
-            small, head = run(layers)
-            counts = {place: representative.count(place) for place in range(len(layers))}
-            # Where layers of one kind differ after all, every one of them is run.
+            small, beside = run(layers)
             with suppress(NotUniform):
-                return _decoder(config, repeat_layers(small, representative), head, small, counts)
+                counts = {place: representative.count(place) for place in range(len(layers))}
+                return repeat_layers(small, representative), small, beside, counts
         every = tuple(range(len(kinds)))
-        full, head = run(every)
-        return _decoder(config, full, head, full, dict.fromkeys(every, 1))
+        full, beside = run(every)
+        return full, full, beside, dict.fromkeys(every, 1)
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> TracedLoss:
         kernel = make_plan(config, self.job, HOST).loss
@@ -258,14 +260,11 @@ class Traces:
 
     def _trace_evaluation(self, config: Config, job: Job, *, sequences: int, masked: bool) -> Evaluation:
         kinds = layer_kinds(config.replace(checkpointing="none"), job)
-        run = partial(trace_evaluation, config, job, scratch=self._scratch, sequences=sequences, masked=masked)
-        if not self._exact:
-            layers, representative = representatives(kinds)
-            small = run(layers)
-            with suppress(NotUniform):
-                return Evaluation.of(repeat_layers(small, representative))
-        every = tuple(range(len(kinds)))
-        return Evaluation.of(run(every))
+
+        def run(layers: tuple[int, ...]) -> tuple[MemoryTrace, None]:
+            return trace_evaluation(config, job, layers, self._scratch, sequences=sequences, masked=masked), None
+
+        return Evaluation.of(self._of_all_layers(kinds, run)[0])
 
     def _trace_updates(self, config: Config, job: Job, flat: float | None) -> TracedUpdate:
         trace = trace_updates(config, job, self._scratch, exact=self._exact, flat=flat)
@@ -299,16 +298,6 @@ def _compiled_if_possible(config: Config, trace: Callable[[Config], V]) -> V:
                 raise
             LOG.info("%s is predicted as without compilation: %s", config, error)
     return trace(config.replace(compile=False))
-
-
-def _row_axes(config: Config) -> tuple[str, ...]:
-    """The axis of how sequences share rows, where that changes what a decoder does."""
-    return ("batching",) if separates_sequences(config) else ()
-
-
-def _update_axes(config: Config) -> tuple[str, ...]:
-    """The axis of what updates, where that is done within the backward pass."""
-    return ("optimizer",) if updates_in_backward(config) else ()
 
 
 def alone(config: Config, library: Library | None) -> Config:

@@ -102,7 +102,4 @@ def _alike(layer: nn.Module, mode: FakeTensorMode) -> nn.Module:
 
 
 def _like(tensor: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
-    """`torch.empty_like`, but not by dispatch: for each of hundreds of parameters that takes half a millisecond."""
-    with torch._C._DisableTorchDispatch():
-        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    return FakeTensor(mode, empty, HOST)
+    return fake_weights.empty(mode, tensor.shape, tensor.stride(), tensor.dtype, HOST)

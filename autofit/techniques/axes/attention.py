@@ -12,7 +12,7 @@ from autofit.techniques.axes.batching import packs, separates_sequences
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import widens_attention
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 IMPLEMENTATIONS = {"sdpa": "sdpa", "efficient": "repeated_keys", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names for them; that of `efficient` is ours (`register_repeated_keys`)."""
@@ -35,6 +35,7 @@ class Attention(Technique):
             "eager": "all scores in memory",
         },
     )
+    parts = frozenset({Part.DECODER, Part.EVALUATION})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         value = config["attention"]

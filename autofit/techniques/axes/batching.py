@@ -6,7 +6,7 @@ from autofit.core.lattice import Axis, Config
 from autofit.core.lengths import Batches, grouped, packed, padded
 from autofit.core.workload import Effect, Workload
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 MEGA_BATCHES = 50
 """Optimizer steps among whose sequences transformers' Trainer sorts by length, where a quarter of the data has as many
@@ -73,6 +73,11 @@ class Batching(Technique):
         },
         where="with --lengths",
     )
+    parts = frozenset({Part.DECODER, Part.EVALUATION})
+
+    def affects(self, part: Part, config: Config) -> bool:
+        """Only where the sequences of a row are kept apart: else every row is computed alike."""
+        return part in self.parts and separates_sequences(config)
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if "batching" in config and job.workload.lengths is None:

@@ -19,7 +19,7 @@ from autofit.techniques.selective import (
     keeps_results,
     selective_contexts,
 )
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 
 class Checkpointing(Technique):
@@ -61,6 +61,7 @@ class Checkpointing(Technique):
         },
         where="models whose layers transformers can checkpoint",
     )
+    parts = frozenset({Part.DECODER})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         value = config.text("checkpointing")

@@ -13,7 +13,7 @@ from autofit.core.device.hardware import Hardware, compute_capability
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
 from autofit.techniques.selective import keeps_results
-from autofit.techniques.technique import Technique
+from autofit.techniques.technique import Part, Technique
 
 VARIANTS = 64
 """The most variants in which layers may be compiled: kinds of layers, times checkpointed or not, times lengths. Beyond
@@ -41,6 +41,7 @@ class Compilation(Technique):
         meanings={False: "not compiled", True: "compiled; needs a compiler and Python's headers"},
         where="models whose layers transformers can checkpoint",
     )
+    parts = frozenset({Part.DECODER, Part.EVALUATION})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config["compile"] is not True:

@@ -7,7 +7,7 @@ from typing import Any
 from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques.axes.compilation import why_not_compiled
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 MODEL_TYPES = frozenset({"gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3"})
 """Dense architectures that Liger's kernels are for (MODEL_TYPE_TO_APPLY_LIGER_FN of
@@ -40,6 +40,7 @@ class Kernels(Technique):
         },
         where=DENSE,
     )
+    parts = frozenset({Part.DECODER, Part.EVALUATION})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if not by_liger(config):

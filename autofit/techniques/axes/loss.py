@@ -9,7 +9,7 @@ from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.habits import replaces_loss
 from autofit.techniques.job import Job
 from autofit.techniques.losses.chunks import chunks_save
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 
 def chunks_are_one(config: Config, job: Job) -> bool:
@@ -44,6 +44,7 @@ class Loss(Technique):
             "full": "all logits at once, as in transformers",
         },
     )
+    parts = frozenset({Part.LOSS, Part.EVALUATION})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         trains_bias = config["loss"] == "full" or replaces_loss(job)

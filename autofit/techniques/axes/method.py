@@ -11,7 +11,7 @@ from autofit.core.lattice import Axis, Config, Value, chain
 from autofit.core.workload import Effect, Goal
 from autofit.techniques import adapters, quantisation
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 
 class Method(Technique):
@@ -32,6 +32,7 @@ class Method(Technique):
             "full": "every weight",
         },
     )
+    parts = frozenset({Part.DECODER, Part.UPDATE, Part.EVALUATION})
 
     def plain(self, goal: Goal) -> Value | None:
         return self.axis.recipe if goal.method == "any" else goal.method
@@ -83,6 +84,8 @@ class Rank(Technique):
         does="The inner dimension of the adapters. A search stays at --min-rank unless --allow is training.",
         where="with method=lora or method=qlora",
     )
+    parts = frozenset({Part.DECODER, Part.UPDATE, Part.EVALUATION})
+    scales = True
 
     def plain(self, goal: Goal) -> Value:
         return goal.min_rank
@@ -111,6 +114,7 @@ class Targets(Technique):
         },
         where="with method=lora or method=qlora",
     )
+    parts = frozenset({Part.DECODER, Part.UPDATE, Part.EVALUATION})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config["targets"] == "all-linear" and job.workload.lora_dropout > 0 and shape(job.model).experts:

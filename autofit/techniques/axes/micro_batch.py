@@ -5,7 +5,7 @@ from __future__ import annotations
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Technique
+from autofit.techniques.technique import Part, Technique
 
 
 class MicroBatch(Technique):
@@ -18,6 +18,8 @@ class MicroBatch(Technique):
         does="Sequences per forward pass. Gradients are accumulated up to --global-batch.",
         where="divisors of each device's share of the global batch",
     )
+    parts = frozenset({Part.DECODER})
+    scales = True
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         size, batch = config.number("micro_batch"), job.workload.batch_per_device

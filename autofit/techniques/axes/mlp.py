@@ -11,7 +11,7 @@ from autofit.techniques.axes.kernels import DENSE, MODEL_TYPES
 from autofit.techniques.axes.sharding import needs_process_group
 from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 
 def tile_count(seq_len: int, hidden_size: int) -> int:
@@ -66,6 +66,7 @@ class Mlp(Technique):
         },
         where=f"one device, {DENSE}",
     )
+    parts = frozenset({Part.DECODER, Part.EVALUATION})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config.get("mlp") != "tiled":

@@ -10,7 +10,7 @@ from autofit.core.distribution import install
 from autofit.core.lattice import Axis, Config, Value, closure
 from autofit.core.workload import Effect
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -231,6 +231,11 @@ class Optimizer(Technique):
         does="The optimizer, and the number format of its states.",
         meanings={name: kind.does for name, kind in OPTIMIZERS.items()},
     )
+    parts = frozenset({Part.UPDATE})
+
+    def affects(self, part: Part, config: Config) -> bool:
+        """The decoder too, where its backward pass updates (`updates_in_backward`, whose file imports this one)."""
+        return part in self.parts or (part is Part.DECODER and config.get("update") == "in-backward")
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         value, kind = config.text("optimizer"), kind_of(config)

@@ -7,7 +7,7 @@ from autofit.core.device.hardware import Hardware, compute_capability
 from autofit.core.lattice import Axis, Config
 from autofit.core.workload import Effect
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 
 class Precision(Technique):
@@ -34,6 +34,7 @@ class Precision(Technique):
             "fp32": "everything in fp32",
         },
     )
+    parts = frozenset({Part.DECODER, Part.UPDATE, Part.EVALUATION})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         value = config.text("precision")

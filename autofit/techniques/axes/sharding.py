@@ -12,7 +12,7 @@ from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 from autofit.techniques.job import Job
 from autofit.techniques.selective import BUDGETS, keeps_results
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 NVME_VARIABLE = "AUTOFIT_NVME_DIR"
 """Environment variable with the path of the folder for offload=nvme."""
@@ -43,6 +43,7 @@ class Offload(Technique):
         },
         where="with DeepSpeed, optimizer=adamw",
     )
+    parts = frozenset({Part.RANK})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         value, sharding = config.text("offload"), config.text("sharding")
@@ -91,6 +92,7 @@ class Sharding(Technique):
         },
         where="several --devices, but for none",
     )
+    parts = frozenset({Part.RANK})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         value, devices = config.text("sharding"), job.workload.devices

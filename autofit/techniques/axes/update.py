@@ -6,7 +6,7 @@ from autofit.core.lattice import Axis, Config, chain
 from autofit.core.workload import Effect
 from autofit.techniques.axes.optimizer import kind_of, trainable
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import BuildPlan, Part, Technique
 
 
 def updates_in_backward(config: Config) -> bool:
@@ -34,6 +34,7 @@ class Update(Technique):
         },
         where="with method=full, one device, nothing offloaded, and the whole batch in one micro-batch",
     )
+    parts = frozenset({Part.DECODER})
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if not updates_in_backward(config):

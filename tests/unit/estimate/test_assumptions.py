@@ -17,7 +17,7 @@ from autofit.catalog.models import Model, load
 from autofit.core.device.hardware import Hardware
 from autofit.core.units import format_bytes
 from autofit.core.workload import Workload
-from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, SEEN_CONTEXT_BYTES, assumptions
+from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, SEEN_CONTEXT_BYTES, assumptions, of_trace
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimator import Estimator
 from autofit.operations.recording.table_file import read_table
@@ -33,7 +33,7 @@ RECORD = RECORDED / "cpu-zen5-2c-sharded-memory.json"
 def assumed_of(text: str, hardware: Hardware, **packages: str | None) -> tuple[str, ...]:
     workload = Workload(model=LLAMA.name, model_digest=LLAMA.digest, seq_len=16, global_batch=4, devices=2)
     stack = replace(STACK, deepspeed="installed", **packages)
-    return assumptions(complete(parse(text)), Job(model=LLAMA, workload=workload, hardware=hardware, stack=stack))
+    return of_trace(complete(parse(text)), Job(model=LLAMA, workload=workload, hardware=hardware, stack=stack))
 
 
 def heap_sentence(text: str, hardware: Hardware = CPU_HARDWARE) -> str | None:
@@ -88,7 +88,7 @@ def test_every_estimate_for_a_gpu_says_that_its_context_is_a_guess() -> None:
     workload = Workload(model=LLAMA.name, model_digest=LLAMA.digest, seq_len=16, global_batch=4)
     alone = Job(model=LLAMA, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
     by_formula = bounded(complete(parse("method=full")), alone, memory_limit_bytes=1, reason="a test")
-    assert sentence in by_formula.assumptions
+    assert sentence in assumptions(by_formula, alone)
     assert not any("context" in s for s in assumed_of("method=full", CPU_HARDWARE))
 
 
@@ -166,7 +166,7 @@ def test_a_package_that_only_a_card_of_the_catalog_is_taken_to_have_is_named(
 def test_expandable_segments_are_said_to_be_assumed_until_a_trial_has_shown_them(
     hardware: Hardware, shown: bool | None, assumed: bool
 ) -> None:
-    found = assumptions(complete(parse("method=full")), replace(job(hardware=hardware), expandable_segments=shown))
+    found = of_trace(complete(parse("method=full")), replace(job(hardware=hardware), expandable_segments=shown))
     assert any("expandable segments" in sentence and hardware.name in sentence for sentence in found) is assumed
 
 
@@ -196,16 +196,16 @@ def test_a_link_that_is_not_known_is_named(text: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("hardware", [CUDA_HARDWARE, CPU_HARDWARE])
 def test_what_double_quantisation_spares_is_told_of_4_bit_weights(hardware: Hardware) -> None:
     of = load("llama-3.1-8b")
-    (sentence,) = (s for s in assumptions(complete({"method": "qlora"}), job(of, hardware=hardware)) if "double" in s)
+    (sentence,) = (s for s in of_trace(complete({"method": "qlora"}), job(of, hardware=hardware)) if "double" in s)
     weights = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
     assert sentence.endswith(f"{format_bytes(weights // 64 * 3 - weights // 64 // 64)} more")
-    assert not any("double" in s for s in assumptions(complete({"method": "lora"}), job(of, hardware=hardware)))
+    assert not any("double" in s for s in of_trace(complete({"method": "lora"}), job(of, hardware=hardware)))
 
 
 @pytest.mark.parametrize("trainer", [None, "transformers"])
 def test_attention_that_a_trainer_widens_is_told_to_have_no_fused_kernel(trainer: str | None) -> None:
     asked = job(hardware=CUDA_HARDWARE, trainer=trainer)
-    found = assumptions(complete({"method": "qlora", "precision": "bf16"}), asked)
+    found = of_trace(complete({"method": "qlora", "precision": "bf16"}), asked)
     told = any("no fused attention" in s and "fp32" in s and "attention=efficient" in s for s in found)
     assert told is (trainer is not None)
 
@@ -218,7 +218,7 @@ def test_attention_without_a_fused_kernel_is_told_where_the_trace_has_none(
 ) -> None:
     card = replace(CUDA_HARDWARE, capability=capability)
     asked, of = job(model, hardware=card), complete({"precision": precision, "attention": "sdpa"})
-    sentences = [sentence for sentence in assumptions(of, asked) if "no fused attention" in sentence]
+    sentences = [sentence for sentence in of_trace(of, asked) if "no fused attention" in sentence]
     assert bool(sentences) == keeps_scores(of, asked)
     helps = not keeps_scores(of.replace(attention="efficient"), asked)
     assert all(("attention=efficient" in sentence) == helps for sentence in sentences)

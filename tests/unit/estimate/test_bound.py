@@ -12,8 +12,10 @@ from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
 from autofit.catalog.models import load
 from autofit.core.device.hardware import Hardware
 from autofit.core.units import GIB
-from autofit.estimate.bound import MEMORY_ERROR, bounded
+from autofit.estimate.assumptions import assumptions
+from autofit.estimate.bound import bounded
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.footprint import MEMORY_ERROR
 from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.sweep import sweep
 from autofit.estimate.tracing import traces
@@ -95,9 +97,10 @@ def test_a_loss_or_an_optimizer_that_cannot_be_followed_costs_its_own_configs_th
     monkeypatch.setattr(traces, f"trace_{part}", fails_once)
     common = "method=full,precision=bf16,checkpointing=full,micro_batch="
     configs = [complete(parse(common + more)) for more in ("1", "1,compile=true", "2,loss=chunked,optimizer=sgd")]
-    found = sweep(job("smollm2-135m"), configs, memory_limit_bytes=80 * GIB)
+    of = job("smollm2-135m")
+    found = sweep(of, configs, memory_limit_bytes=80 * GIB)
     assert [found[config].memory_error for config in configs] == [MEMORY_ERROR, MEMORY_ERROR, 0.0]
-    assert f"IndexError: the {part} cannot be followed" in found[configs[0]].assumptions[0]
+    assert f"IndexError: the {part} cannot be followed" in assumptions(found[configs[0]], of)[0]
     assert len(tried) == 2
 
 

@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from unit.operations.test_estimate_cache import ESTIMATE
+from unit.operations.test_estimate_cache import FOOTPRINT, JOB
 
+from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.deviation import MemoryDeviation
 
 NOTHING_SHOWN = MemoryDeviation(mean=0.0, deviation=0.1, compared_on=0)
@@ -33,21 +34,22 @@ def test_what_is_clear_of_the_limit_is_sure(times: float, mean: float, sure: str
 
 
 def test_an_estimate_is_as_sure_as_the_trials_of_its_method() -> None:
-    assert ESTIMATE.certainty is None
-    close = replace(ESTIMATE, memory_limit_bytes=int(1.03 * ESTIMATE.device_bytes))
+    assert Estimate.of(FOOTPRINT, JOB).certainty is None
+    close = replace(FOOTPRINT, memory_limit_bytes=int(1.03 * FOOTPRINT.device_bytes))
     shown = {"qlora": replace(NOTHING_SHOWN, deviation=0.01, compared_on=9), "lora": NOTHING_SHOWN}
-    judged = close.judged(shown)
+    judged = Estimate.of(close, JOB, None, shown)
     assert judged.certainty == "sure" and judged.fits
     document = judged.to_json()
     assert document["memory_deviation"] == {"mean": 0.0, "deviation": 0.01, "compared_on": 9}
     assert document["certainty"] == judged.short_json()["certainty"] == "sure"
-    assert close.judged({**shown, "qlora": NOTHING_SHOWN}).certainty == "unsure"
+    assert Estimate.of(close, JOB, None, {**shown, "qlora": NOTHING_SHOWN}).certainty == "unsure"
 
 
 def test_trials_of_traced_steps_make_no_formula_sure() -> None:
-    by_formula = replace(ESTIMATE, memory_error=0.5)
+    by_formula = replace(FOOTPRINT, untraced="it cannot be followed")
     shown = {"qlora": replace(NOTHING_SHOWN, deviation=0.01, compared_on=9)}
     for times, fits, sure in ((1.4, False, "unsure"), (1.6, True, "likely"), (2.4, True, "sure")):
-        found = replace(by_formula, memory_limit_bytes=int(times * by_formula.device_bytes)).judged(shown)
+        limited = replace(by_formula, memory_limit_bytes=int(times * by_formula.device_bytes))
+        found = Estimate.of(limited, JOB, None, shown)
         assert (found.fits, found.certainty) == (fits, sure)
     assert found.memory_deviation == MemoryDeviation(mean=0.0, deviation=math.log(1.5), compared_on=0)

@@ -18,6 +18,7 @@ from autofit.estimate import saving
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.footprint import Footprint
 from autofit.estimate.memory import lower_bound
 from autofit.estimate.saving import FILE_BYTES, copied_bytes, whole_bytes, why_not_saved
 from autofit.estimate.sharding.hosted import hosted_bytes
@@ -144,5 +145,5 @@ def test_an_estimate_stored_without_the_phase_is_read() -> None:
     found = estimated("method=full", job())
     stored = found.to_json()
     del stored["phase_peaks"][SAVING], stored["saving_host_bytes"]
-    earlier = Estimate.from_json(stored).timed(job(), None)
+    earlier = Estimate.of(Footprint.from_json(stored), job())
     assert SAVING not in earlier.phase_peaks and earlier.saving_host_bytes == found.saving_host_bytes

@@ -10,7 +10,7 @@ from tiny import CUDA_HARDWARE, LLAMA
 
 from autofit.catalog.models import Model
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
-from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSizes
+from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSizes, joined
 from autofit.estimate.tracing import trace
 from autofit.techniques import complete, parse
 
@@ -18,7 +18,7 @@ from autofit.techniques import complete, parse
 def test_sizes_are_read_off_by_what_divides_them() -> None:
     amounts = SymbolicSizes.of([12, 3 * MICRO_BATCH, 5 * RANK, 7 * MICRO_BATCH * RANK, 0])
     assert amounts.at(2, 10).tolist() == [12, 6, 50, 140, 0]
-    assert SymbolicSizes.joined([amounts, SymbolicSizes.constant([MICRO_BATCH])]).at(2, 10)[-1] == MICRO_BATCH
+    assert joined([amounts, SymbolicSizes.constant([MICRO_BATCH])]).at(2, 10)[-1] == MICRO_BATCH
 
 
 def test_both_are_primes() -> None:

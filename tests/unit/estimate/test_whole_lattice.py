@@ -16,8 +16,8 @@ from autofit.catalog.space import load
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
 from autofit.estimate import sweep as sweeping
-from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.footprint import Footprint
 from autofit.estimate.memory.replays import ALIKE_ERROR, DECODER_ERROR, LIGER_ERROR
 from autofit.techniques import AXES, Job, complete, parse, unsupported
 from autofit.techniques.axes.kernels import by_liger
@@ -54,44 +54,44 @@ def drawn(every: list[Config]) -> list[Config]:
 
 
 @pytest.fixture(scope="module")
-def estimates(job: Job, sample: list[Config]) -> list[tuple[Estimate, Estimate]]:
+def estimates(job: Job, sample: list[Config]) -> list[tuple[Footprint, Footprint]]:
     """Of each config, as in a sweep and by itself."""
     estimator = Estimator(job, None)
-    swept = [estimator.estimate(c, memory_limit_bytes=LIMIT, replayed=False) for c in sample]
-    alone = [estimator.estimate(c, memory_limit_bytes=LIMIT) for c in sample]
+    swept = [estimator.footprint(c, memory_limit_bytes=LIMIT, replayed=False) for c in sample]
+    alone = [estimator.footprint(c, memory_limit_bytes=LIMIT) for c in sample]
     return list(zip(swept, alone, strict=True))
 
 
-def check_sums(estimate: Estimate) -> None:
+def check_sums(estimate: Footprint) -> None:
     assert sum(estimate.breakdown.values()) == estimate.device_bytes
     assert min(estimate.breakdown.values()) >= 0
     assert estimate.peak_allocated_bytes <= estimate.peak_reserved_bytes <= estimate.device_bytes
     assert max(estimate.phase_peaks.values()) == estimate.peak_allocated_bytes
 
 
-def test_what_is_alive_adds_up_to_what_the_driver_would_show(estimates: list[tuple[Estimate, Estimate]]) -> None:
+def test_what_is_alive_adds_up_to_what_the_driver_would_show(estimates: list[tuple[Footprint, Footprint]]) -> None:
     assert len(estimates) == 2 * CONFIGS
     for estimate in (e for both in estimates for e in both):
         check_sums(estimate)
         assert estimate.peak_reserved_bytes < estimate.device_bytes, "the context"
-        assert estimate.fits or not estimate.gives_back_cache
+        assert estimate.fits_device or not estimate.gives_back_cache
 
 
 def test_a_cap_counts_paged_states_which_the_allocator_does_not_hold(job: Job) -> None:
     """The allocator gives back what it keeps and is within the cap, and the states beside it are not."""
     config = complete(parse("method=full,precision=bf16-mixed,micro_batch=64,checkpointing=full,loss=fused"))
-    estimate = Estimator(job, None).estimate(config.replace(optimizer="paged-adamw-8bit"), memory_limit_bytes=LIMIT)
+    estimate = Estimator(job, None).footprint(config.replace(optimizer="paged-adamw-8bit"), memory_limit_bytes=LIMIT)
     check_sums(estimate)
-    assert not estimate.fits and not estimate.gives_back_cache
+    assert not estimate.fits_device and not estimate.gives_back_cache
     assert estimate.peak_reserved_bytes <= LIMIT < estimate.device_bytes
 
 
 @pytest.mark.parametrize("liger", [False, True], ids=["torch", "liger"])
-def test_borrowed_fragmentation_is_nearly_ones_own(estimates: list[tuple[Estimate, Estimate]], liger: bool) -> None:
+def test_borrowed_fragmentation_is_nearly_ones_own(estimates: list[tuple[Footprint, Footprint]], liger: bool) -> None:
     estimates = [pair for pair in estimates if by_liger(pair[0].config) is liger]
-    assert [swept.fits for swept, _ in estimates] == [alone.fits for _, alone in estimates]
+    assert [swept.fits_device for swept, _ in estimates] == [alone.fits_device for _, alone in estimates]
     errors = {
-        fits: [abs(swept.device_bytes / alone.device_bytes - 1.0) for swept, alone in estimates if alone.fits is fits]
+        fits: [abs(swept.device_bytes / own.device_bytes - 1.0) for swept, own in estimates if own.fits_device is fits]
         for fits in (True, False)
     }
     assert min(map(len, errors.values())) > 10

@@ -13,7 +13,7 @@ from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Outcome
 from autofit.core.units import GIB
 from autofit.core.workload import Goal
-from autofit.estimate.estimate import Estimate
+from autofit.estimate.footprint import Footprint
 from autofit.operations import SearchRequest
 from autofit.operations.recording import record as recording
 from autofit.operations.searching import search as searching
@@ -33,7 +33,7 @@ class World:
         self.pools: list[FakePool] = []
         self.special: Callable[[TrialRequest], Outcome | None] = lambda request: None
         self.on_wait: Callable[[], None] = lambda: None
-        self.predict_all: Callable[..., dict[Config, Estimate]] = lambda *asked, **options: {}
+        self.predict_all: Callable[..., dict[Config, Footprint]] = lambda *asked, **options: {}
         """Stands in for `predict_all`: no predictions, which would take longer than everything else."""
         self.site = detect("cpu")
         """The workers'."""

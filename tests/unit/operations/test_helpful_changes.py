@@ -64,7 +64,7 @@ def config(text: str) -> Config:
 
 
 def predicted(of: Config, limit: int = 80 * GIB) -> Estimate:
-    return estimator().estimate(of, memory_limit_bytes=limit).judged(UNKNOWN)
+    return Estimate.of(estimator().estimate(of, memory_limit_bytes=limit), make_job(), RATES, UNKNOWN)
 
 
 def too_little(*configs: Config) -> int:

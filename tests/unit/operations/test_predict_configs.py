@@ -28,6 +28,7 @@ from autofit.core.workload import Workload
 from autofit.estimate import sweep
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.footprint import Footprint
 from autofit.estimate.sharding import hosted
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest, WorkloadOptions
@@ -51,10 +52,15 @@ def job() -> Job:
     return Job(model=of, workload=workload, hardware=hardware, stack=STACK)
 
 
+def timed(footprints: dict[Config, Footprint], job: Job, store: Store | None) -> dict[Config, Estimate]:
+    """Their estimates at the rates that the store shows."""
+    return {config: Estimate.of(footprint, job, rates_for(job, store)) for config, footprint in footprints.items()}
+
+
 def test_what_was_kept_is_timed_by_what_was_measured_since(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB, rates=rates_for(job, store))
+    before = timed(predict_all(EstimateCache(job, store), CONFIGS, memory_limit_bytes=GIB), job, store)
     assert list(before) == CONFIGS
     one = before[CONFIGS[0]]
     assert one.calibrated_on == 0 and one.step_seconds is not None
@@ -63,10 +69,13 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
     store.add(replace(make_trial(CONFIGS[0], outcome, job=job), prediction=one.prediction))
     monkeypatch.setattr(sweep, "sweep", None)  # nothing is traced again
     reports: list[tuple[int, int]] = []
-    cache, rates = EstimateCache(job, store), rates_for(job, store)
-    after = predict_all(
-        cache, CONFIGS, memory_limit_bytes=2 * GIB, rates=rates, report=lambda done, of: reports.append((done, of))
+    again = predict_all(
+        EstimateCache(job, store),
+        CONFIGS,
+        memory_limit_bytes=2 * GIB,
+        report=lambda done, of: reports.append((done, of)),
     )
+    after = timed(again, job, store)
     assert reports == [(2, 2)]
     for config in CONFIGS:
         assert (after[config].calibrated_on, after[config].memory_limit_bytes) == (1, 2 * GIB)
@@ -76,8 +85,9 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
 
 def test_a_card_outside_the_catalog_has_a_time_that_claims_little(job: Job) -> None:
     unlisted = replace(job, hardware=replace(job.hardware, name="rtx-a6000-48g", capability="8.6"))
-    rates = rates_for(unlisted, None)
-    result = predict_all(EstimateCache(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB, rates=rates)[CONFIGS[0]]
+    result = timed(predict_all(EstimateCache(unlisted, None), CONFIGS[:1], memory_limit_bytes=GIB), unlisted, None)[
+        CONFIGS[0]
+    ]
     assert result.work is not None and result.step_seconds is not None
     assert (result.relative_error, result.calibrated_on) == (1.0, 0)
     document = result.to_json()
@@ -89,9 +99,8 @@ def test_what_was_kept_assumes_nothing_of_another_machines_host(job: Job, store:
     config = complete(parse("method=lora,micro_batch=1,checkpointing=offload"))
     assumptions = []
     for there in (0, 64 * GIB):
-        hardware = replace(job.hardware, host_memory_bytes=there)
-        cache = EstimateCache(replace(job, hardware=hardware), store)
-        result = predict_all(cache, [config], memory_limit_bytes=GIB)[config]
+        asked = replace(job, hardware=replace(job.hardware, host_memory_bytes=there))
+        result = timed(predict_all(EstimateCache(asked, store), [config], memory_limit_bytes=GIB), asked, None)[config]
         assumptions.append(
             [sentence for sentence in result.assumptions if sentence.startswith("the host has enough memory")]
         )
@@ -118,7 +127,7 @@ def test_no_more_processes_predict_than_the_control_group_has_cores_for(
     """A container with a quota sees every core of its machine."""
     counts: list[object] = []
 
-    def counted(job: Job, configs: list[Config], **options: object) -> dict[Config, Estimate]:
+    def counted(job: Job, configs: list[Config], **options: object) -> dict[Config, Footprint]:
         counts.append(options["processes"])
         return {}
 

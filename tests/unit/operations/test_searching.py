@@ -24,10 +24,12 @@ from autofit.core.device.work_kinds import FORMATS, LAYOUTS, product
 from autofit.core.errors import EnvironmentLacks, NothingFits, Shortfall, UsageError
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Diverged, Outcome, Trial
+from autofit.core.prediction import StepWork
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect, Goal
-from autofit.estimate.estimate import Estimate
+from autofit.estimate.footprint import Footprint
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
+from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.operations import SearchRequest
 from autofit.operations.searching import search as searching
 from autofit.operations.searching.resume import DrivenSearch
@@ -539,8 +541,8 @@ def test_an_outline_runs_nothing(world: World, request_: SearchRequest) -> None:
     assert operations.search(request_).ruled_out >= plan["ruled_out_by_floor"]
 
 
-def made_estimate(config: Config, bytes_: int, limit: int) -> Estimate:
-    return Estimate(
+def made_footprint(config: Config, bytes_: int, limit: int, work: StepWork | None = None) -> Footprint:
+    return Footprint(
         config=config,
         hardware="cpu",
         memory_limit_bytes=limit,
@@ -551,7 +553,7 @@ def made_estimate(config: Config, bytes_: int, limit: int) -> Estimate:
         breakdown={},
         phase_peaks={},
         seconds_to_estimate=0.1,
-        work=None,
+        work=work,
     )
 
 
@@ -570,13 +572,13 @@ class Predictor:
         memory_limit_bytes: int,
         report: Callable[[int, int], None],
         **more: object,
-    ) -> dict[Config, Estimate]:
+    ) -> dict[Config, Footprint]:
         """What stands in for `predict_all`."""
         self.asked.append(len(configs))
         self.seconds.append(more["seconds"])
         truth = Truth(known.job, Lattice(axes=(), configs=tuple(configs)), seed=1)
         report(len(configs), len(configs))
-        return {c: made_estimate(c, int(0.9 * truth.memory(c)), memory_limit_bytes) for c in configs}
+        return {c: made_footprint(c, int(0.9 * truth.memory(c)), memory_limit_bytes) for c in configs}
 
 
 def test_every_kept_trial_has_its_prediction(world: World, request_: SearchRequest, store: Store) -> None:
@@ -592,10 +594,10 @@ def test_every_kept_trial_has_its_prediction(world: World, request_: SearchReque
 def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request_: SearchRequest) -> None:
     here, _ = detect("cpu")
 
-    def predict_all(known: EstimateCache, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
+    def predict_all(known: EstimateCache, configs: Sequence[Config], **options: object) -> dict[Config, Footprint]:
         takes = {c: here.host_memory_bytes + (2 if c["method"] == "qlora" else 3) * GIB for c in configs}
-        made = {c: made_estimate(c, GIB, 2 * GIB) for c in configs}
-        return {c: replace(e, host_bytes=takes[c], host_memory_bytes=here.host_memory_bytes) for c, e in made.items()}
+        made = {c: made_footprint(c, GIB, 2 * GIB) for c in configs}
+        return {c: replace(footprint, host_bytes=takes[c]) for c, footprint in made.items()}
 
     world.predict_all = predict_all
     for _ in range(2):
@@ -611,11 +613,12 @@ def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request
 def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: SearchRequest, store: Store) -> None:
     here, _ = detect("cpu")
 
-    def predict_all(known: EstimateCache, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
+    def predict_all(known: EstimateCache, configs: Sequence[Config], **options: object) -> dict[Config, Footprint]:
         """Full training exceeds the host; a step of the others takes hours."""
         takes = {c: here.host_memory_bytes + (GIB if c["method"] == "full" else -GIB) for c in configs}
-        made = {c: replace(made_estimate(c, GIB, 2 * GIB), step_seconds=3600.0) for c in configs}
-        return {c: replace(e, host_bytes=takes[c], host_memory_bytes=here.host_memory_bytes) for c, e in made.items()}
+        launches = StepWork(amounts={"launch": 1e9}, estimator=ESTIMATOR_VERSION)
+        made = {c: made_footprint(c, GIB, 2 * GIB, launches) for c in configs}
+        return {c: replace(footprint, host_bytes=takes[c]) for c, footprint in made.items()}
 
     world.predict_all = predict_all
     for _ in range(2):
@@ -699,7 +702,7 @@ def test_an_estimator_that_fails_costs_the_predictions_alone(
 ) -> None:
     undisturbed = operations.search(replace(request_, store=f"{request_.store}-other.db"))
 
-    def fails(*asked: object, **options: object) -> dict[Config, Estimate]:
+    def fails(*asked: object, **options: object) -> dict[Config, Footprint]:
         raise MemoryError("no room for a trace")
 
     world.predict_all = fails

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autofit.core.device.hardware import Hardware
-from autofit.estimate.assumptions import assumptions
+from autofit.estimate.assumptions import of_trace
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.guessed_rates import prior, tf32_speedup
 from autofit.prediction.estimation import site as catalog_site
@@ -62,11 +62,11 @@ def test_it_takes_the_memory_of_fp32_and_less_time(values: dict[str, str]) -> No
 
 def test_an_estimate_says_that_no_probe_measured_it() -> None:
     of, h100 = complete({"precision": "tf32"}), catalog_site("h100-80g")[0]
-    lines = [line for line in assumptions(of, job(hardware=h100)) if "TF32" in line]
+    lines = [line for line in of_trace(of, job(hardware=h100)) if "TF32" in line]
     times = f"{tf32_speedup(h100):.3g} times as fast as in fp32, by the data sheet"
     assert lines == [f"products in TF32 are taken to be {times}: no probe measures them"]
     unknown = replace(CUDA_HARDWARE, name="a-card-of-tomorrow")
-    assert any("no faster than in fp32" in line for line in assumptions(of, job(hardware=unknown)))
+    assert any("no faster than in fp32" in line for line in of_trace(of, job(hardware=unknown)))
 
 
 def test_products_are_faster_by_the_data_sheet() -> None:

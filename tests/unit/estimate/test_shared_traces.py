@@ -1,0 +1,60 @@
+"""What configs share of their traces, as the axes declare it (`Technique.parts`), changes none of their estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from tiny import CUDA_HARDWARE, LLAMA_TIED, STACK, job
+
+from autofit.core.lattice import Config
+from autofit.core.units import GIB
+from autofit.estimate.estimator import Estimator
+from autofit.techniques import AXES, Job, complete, parse, unsupported
+
+NUMBERS = {"rank": (8, 16), "micro_batch": (1, 2, 4)}
+SLOW = ("compile",)
+"""Axes whose traces take long; `test_fused_graph.py` has those."""
+
+
+def of_every_part() -> Job:
+    """A job whose steps have every part, with a head that is the embedding and sequences of several lengths."""
+    stack = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3", deepspeed="0.19.8")
+    plain = job(LLAMA_TIED, hardware=CUDA_HARDWARE, stack=stack, seq_len=128, global_batch=4)
+    return replace(plain, workload=replace(plain.workload, lengths=(32, 64, 128), eval_batch=2))
+
+
+def around(base: Config, of: Job) -> Iterator[Config]:
+    """`base`, and each possible config that differs from it in one value."""
+    yield base
+    for axis in (axis for axis in AXES if axis.name not in SLOW and axis.of(base) is not None):
+        for value in NUMBERS.get(axis.name, axis.values):
+            config = complete({**base.to_json(), axis.name: value})
+            if config != base and unsupported(config, of) is None:
+                yield config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "method=full,precision=bf16,micro_batch=4",
+        "method=full,precision=bf16,micro_batch=4,update=in-backward",
+        "method=lora,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=chunked",
+    ],
+)
+def test_what_is_traced_once_for_several_configs_is_what_each_would_trace(text: str) -> None:
+    of = of_every_part()
+    sharing = Estimator(of, None)
+
+    def found(by: Estimator, config: Config) -> tuple[object, ...]:
+        """But for what is reserved: in which order autocast frees its copies differs from trace to trace."""
+        whole = by.footprint(config, memory_limit_bytes=80 * GIB)
+        parts = {name: size for name, size in whole.breakdown.items() if name != "fragmentation"}
+        return whole.untraced, whole.peak_allocated_bytes, whole.phase_peaks, whole.host_bytes, parts, whole.work
+
+    configs = list(around(complete(parse(text)), of))
+    assert len(configs) > 10
+    for config in configs:
+        assert found(sharing, config) == found(Estimator(of, None), config), str(config)
