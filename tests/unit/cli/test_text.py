@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from unit.operations.made_trials import crashed, fits, make_trial, out_of_memory
-from unit.operations.test_estimate_cache import ESTIMATE
+from unit.operations.test_estimate_cache import FOOTPRINT
 
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
@@ -27,7 +27,7 @@ from autofit.core.frontier import Frontier, Point
 from autofit.core.outcome import Fits
 from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal, Workload
-from autofit.estimate.estimate import Change, Lightest
+from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.operations.recommendation import recommendation
 from autofit.search.progress import Progress
@@ -35,6 +35,9 @@ from autofit.techniques import complete
 from autofit.techniques.short_text import short
 
 CONFIG = complete({"method": "lora", "rank": 16, "micro_batch": 4})
+SIZES = {f.name: getattr(FOOTPRINT, f.name) for f in fields(FOOTPRINT)}
+TIMES = {"step_seconds": 0.3, "tokens_per_second": 12345.678, "calibrated_on": 5, "relative_error": 0.07}
+ESTIMATE = Estimate(**SIZES, **TIMES)
 
 
 def best() -> Point:
@@ -146,7 +149,7 @@ def test_a_predicted_speed_says_what_it_rests_on() -> None:
     assert like in speed_text(replace(guessed, stand_in=like))
     silent = replace(ESTIMATE, tokens_per_second=None)
     assert silent.hardware in speed_text(silent)
-    assert "not traced" in speed_text(replace(silent, memory_error=0.5))
+    assert "not traced" in speed_text(replace(silent, untraced="a test"))
 
 
 def test_an_estimate_that_fits_without_its_cache_alone_says_so() -> None:
@@ -243,7 +246,7 @@ def test_the_error_of_memory_says_what_it_rests_on() -> None:
     assert memory_text(replace(ESTIMATE, memory_deviation=deviation)) == f"give or take 5% (40 {basis})"
     one = replace(ESTIMATE, memory_deviation=replace(deviation, compared_on=1))
     assert "(1 qlora trial on" in memory_text(one)
-    assert "50% (by formula" in memory_text(replace(ESTIMATE, memory_error=0.5))
+    assert "50% (by formula" in memory_text(replace(ESTIMATE, untraced="a test"))
 
 
 def test_a_trial_that_fits_in_words() -> None:
