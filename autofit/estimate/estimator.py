@@ -26,7 +26,7 @@ from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.memory.replays import Fragmentation, Replays, fragmentation_keys
 from autofit.estimate.memory.timeline import Timeline, timeline
 from autofit.estimate.saving import whole_bytes
-from autofit.estimate.sharding import Hosted, Library, Traffic, library
+from autofit.estimate.sharding import Holdings, Hosted, Library, Traffic, library
 from autofit.estimate.time.guessed_rates import prior, tf32_speedup
 from autofit.estimate.time.op_costs import Costs
 from autofit.estimate.time.roofline import Rates, step_work
@@ -271,21 +271,21 @@ class Estimator:
         if in_tf32(config):  # whose operations are those of fp32
             config = config.replace(precision="fp32")
         accumulation = self.job.workload.batch_per_device // micro_batch
-        ranks = library(config, self.job)
-        decoder = self._traces.decoder(config, ranks, accumulates=accumulation > 1)
-        loss = self._traces.loss(alone(config, ranks), decoder.head, micro_batch * self.job.workload.seq_len)
-        updates = None if updates_in_backward(config) else self._update(config, ranks)
-        hosted, traffic = Hosted(), Traffic()
-        if ranks is not None:
-            holdings = self._traces.holdings(config, ranks)
-            hosted = ranks.hosted(holdings, accumulates=accumulation > 1)
-            traffic = ranks.traffic(holdings, accumulation)
+        sharding_library = library(config, self.job)
+        decoder = self._traces.decoder(config, sharding_library, accumulates=accumulation > 1)
+        loss = self._traces.loss(alone(config, sharding_library), decoder.head, micro_batch * self.job.workload.seq_len)
+        hosted, traffic, holdings = Hosted(), Traffic(), None
+        if sharding_library is not None:
+            holdings = self._traces.holdings(config, sharding_library)
+            hosted = sharding_library.hosted(holdings, accumulates=accumulation > 1)
+            traffic = sharding_library.traffic(holdings, accumulation)
+        updates = None if updates_in_backward(config) else self._update(config, sharding_library, holdings)
         copied = [int(size) for size in decoder.offloaded.at(micro_batch, rank) if size]
         # One that updates in its backward pass is a later step, which makes no states.
         times = (0, 1) if updates is None else (1, accumulation - 1)
         parts = zip(decoder.works, loss.costs, times, strict=True)
         return Traced(
-            self._timelines(config, ranks, loss.trace, None if updates is None else updates.events),
+            self._timelines(config, sharding_library, loss.trace, None if updates is None else updates.events),
             tuple(
                 costs.repeated(often)
                 for works, of_loss, often in parts
@@ -301,17 +301,17 @@ class Estimator:
             uncompiled=config["compile"] is True and not decoder.compiled,
         )
 
-    def _update(self, config: Config, ranks: Library | None) -> _Update:
-        """What one rank does of the update."""
-        update = self._traces.update(config, ranks)
+    def _update(self, config: Config, sharding_library: Library | None, holdings: Holdings | None) -> _Update:
+        """What one rank does of the update; `holdings` are those of a sharding library."""
+        update = self._traces.update(config, sharding_library)
         costs = update.works.at(1, int(config.get("rank") or 1))
-        if ranks is None:
+        if sharding_library is None or holdings is None:
             return _Update(update.events, costs, update.paged_bytes)
-        shared, by = ranks.update(update.trace, self._traces.holdings(config, ranks)), ranks.updaters
-        return _Update(Updates.of(shared), costs.shared(by), update.paged_bytes // by if by else 0)
+        events, updaters = Updates.of(sharding_library.update(update.trace, holdings)), sharding_library.updaters
+        return _Update(events, costs.shared(updaters), update.paged_bytes // updaters if updaters else 0)
 
     def _timelines(
-        self, config: Config, ranks: Library | None, loss: MemoryTrace, updates: Updates | None
+        self, config: Config, sharding_library: Library | None, loss: MemoryTrace, updates: Updates | None
     ) -> tuple[Timeline, ...]:
         """As `Traced.timelines`."""
         micro_batch = config.number("micro_batch")
@@ -320,14 +320,14 @@ class Estimator:
             timeline(
                 self._traces.decoder(config, extreme, accumulates=accumulates).events.with_loss(loss),
                 updates,
-                self._traces.evaluation(config, ranks),
+                self._traces.evaluation(config, sharding_library),
                 micro_batch=micro_batch,
                 rank=int(config.get("rank") or 1),
                 accumulates=accumulates,
                 rounding=MIN_BLOCK if self.job.hardware.kind == "cuda" else HOST_ALIGNMENT,
                 blocks=blocks_at_a_time(self.job.hardware),
             )
-            for extreme in ((None,) if ranks is None else ranks.extremes)
+            for extreme in ((None,) if sharding_library is None else sharding_library.extremes)
         ]
         return tuple(sorted(lines, key=Timeline.peak, reverse=True))
 

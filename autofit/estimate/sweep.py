@@ -54,13 +54,13 @@ def sweep(
         parts = (
             [footprint] for group in groups for footprint in _predict(estimator, group, memory_limit_bytes, deadline)
         )
-    found: dict[Config, Footprint] = {}
+    footprints: dict[Config, Footprint] = {}
     for part in parts:
-        found.update((footprint.config, footprint) for footprint in part)
-        report(len(found))
-    if late := len(configs) - len(found):
+        footprints.update((footprint.config, footprint) for footprint in part)
+        report(len(footprints))
+    if late := len(configs) - len(footprints):
         _log.warning("autofit: %d of %d configs are left unpredicted, for there was no time", late, len(configs))
-    return {config: found[config] for config in configs if config in found}
+    return {config: footprints[config] for config in configs if config in footprints}
 
 
 def workers_for(configs: Sequence[Config], processes: int) -> int:

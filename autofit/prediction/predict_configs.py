@@ -29,14 +29,14 @@ def predict_all(
     """Every config's footprint, in the order given. What the `cache` lacks is made and kept, but for `only_known`.
 
     `report` is called with the number done and the total. Each config must be supported. One that cannot be traced is
-    estimated by formula (`untraced`). Configs that cannot be estimated at all are left out: the
-    estimator does not cover the device, or it failed, which is only logged, because no prediction is worth ending a
-    search for. So are those that would be begun after `seconds`, if they are given.
+    estimated by formula (`untraced`). Configs that cannot be estimated at all are left out: the estimator does not
+    cover the device, or it failed, which is only logged, because no prediction is worth ending a search for. So are
+    those that would be begun after `seconds`, if they are given.
     """
     job = cache.job
-    estimates = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
+    footprints = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
     missing = configs_to_trace(cache, configs, memory_limit_bytes=memory_limit_bytes, only_known=only_known)
-    before, possible = len(estimates), len(estimates) + len(missing)
+    before, possible = len(footprints), len(footprints) + len(missing)
     report(before, possible)
     if missing:
         from autofit.estimate.sweep import sweep
@@ -54,8 +54,8 @@ def predict_all(
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(error))
             new = {}
         cache.keep(new.values())
-        estimates |= new
-    return {config: estimates[config] for config in configs if config in estimates}
+        footprints |= new
+    return {config: footprints[config] for config in configs if config in footprints}
 
 
 def processes() -> int:
@@ -70,6 +70,6 @@ def configs_to_trace(
     """The configs that `predict_all` has to trace for the same arguments."""
     if not_estimated(cache.job.hardware) is not None:
         return []
-    estimates = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
+    footprints = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
     unique = dict.fromkeys(configs)  # each once
-    return [config for config in unique if config not in estimates and config not in only_known]
+    return [config for config in unique if config not in footprints and config not in only_known]

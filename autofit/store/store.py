@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, Select, false, func, null, select
@@ -32,9 +32,24 @@ from autofit.store.searches.search import Search
 from autofit.store.searches.search import read as read_search
 from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
 
+T = TypeVar("T")
 RANKINGS = 200
-"""So many that were asked for last are kept in memory, with some 3.5 kB for each contender and for each attempt of one
-that ran more than once."""
+"""Those of so many contexts that were asked about last are kept in memory, with some 3.5 kB for each contender and for
+each attempt of one that ran more than once."""
+
+
+@dataclass(slots=True)
+class Newest(Generic[T]):
+    """What was read last of something that changes, with its version."""
+
+    kept: tuple[str, T] | None = None
+
+    def as_of(self, version: str, read: Callable[[], T]) -> T:
+        """That of this version; `read` gives it, or a newer one."""
+        kept = self.kept  # another thread may replace it
+        if kept is None or kept[0] != version:
+            self.kept = kept = version, read()
+        return kept[1]
 
 
 class Conditions(TypedDict, total=False):
@@ -64,8 +79,8 @@ class Store:
         """A store in a database that has the newest schema; `open` makes sure of that."""
         self._database = database
         self._reader = Reader()
-        self._ranking_as_of = lru_cache(maxsize=RANKINGS)(self._read_ranking)
-        self._between_as_of = lru_cache(maxsize=RANKINGS)(self._read_between)
+        self._rankings: Callable[..., Newest[Ranking | None]] = lru_cache(maxsize=RANKINGS)(lambda **_: Newest())
+        self._between: Callable[[str], Newest[float]] = lru_cache(maxsize=RANKINGS)(lambda _: Newest())
         self.queue = SearchQueue(database)
         """Changes searches."""
         self.access = Access(database)
@@ -220,23 +235,24 @@ class Store:
         `considered` points are those that no other of their family (`techniques.family`) beats. Its `trials` and
         `out_of_memory` count all attempts, its `contradictory` configs.
         """
-        version = self.version(hardware_key=hardware_key, workload_key=workload_key)
-        ranked = self._ranking_as_of(version, hardware_key, stack_key, workload_key)
-        return None if ranked is None else ranked.frontier(memory_limit_bytes or 0)
-
-    def _read_ranking(self, version: str, hardware_key: str, stack_key: str, workload_key: str) -> Ranking | None:
-        """The ranking of this version of the context, or of a newer one."""
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
-        between = self.between_executions(hardware_key)
-        return self._database.fetch(lambda c: ranking.of_context(c, self._reader, keys, between))
+
+        def read() -> Ranking | None:
+            between = self.between_executions(hardware_key)
+            return self._database.fetch(lambda c: ranking.of_context(c, self._reader, keys, between))
+
+        version = self.version(hardware_key=hardware_key, workload_key=workload_key)
+        ranked = self._rankings(**keys).as_of(version, read)
+        return None if ranked is None else ranked.frontier(memory_limit_bytes or 0)
 
     def between_executions(self, hardware_key: str) -> float:
         """How much executions of one config differ on one hardware, as its latest trials show
         (`repeatability.between_executions`)."""
-        return self._between_as_of(self.version(hardware_key=hardware_key), hardware_key)
 
-    def _read_between(self, version: str, hardware_key: str) -> float:
-        return self._database.fetch(lambda c: between_executions(ranking.repeated_executions(c, hardware_key)))
+        def read() -> float:
+            return self._database.fetch(lambda c: between_executions(ranking.repeated_executions(c, hardware_key)))
+
+        return self._between(hardware_key).as_of(self.version(hardware_key=hardware_key), read)
 
     def hardware(self) -> list[Hardware]:
         """The hardware that trials ran on, one per key, most recently used first."""

@@ -103,7 +103,7 @@ class Part(Enum):
     DECODER = "decoder"
     """The forward and backward passes without the loss, on one device."""
     RANK = "rank"
-    """What a sharding library makes of that on one rank."""
+    """What a sharding library makes of that on one rank; what is kept of it goes by the library itself."""
     LOSS = "loss"
     UPDATE = "update"
     """The optimizer's update, where it follows the backward pass."""
@@ -116,7 +116,7 @@ class Technique(BuildPart):
 
     axis: ClassVar[Axis]
     parts: ClassVar[frozenset[Part]] = frozenset(Part)
-    """The parts of a step that differ between the axis's values."""
+    """The parts of a step that differ between the axis's values, but for sizes that a part's key states by itself."""
     scales: ClassVar[bool] = False
     """Whether the sizes of a decoder are proportional to the value, so that one trace serves all."""
 

@@ -98,7 +98,7 @@ class Traces:
         if library is None:
             return self._single(config, None)
         # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
-        key = self._decoder_key(config), accumulates, config.get("rank"), library
+        key = *self._single_key(config, library), accumulates, config.get("rank"), library
         return self._once("rank", key, lambda: self._on_one_rank(config, library, accumulates), keeps=False)
 
     def loss(self, config: Config, head: HeadShape, tokens: int) -> TracedLoss:
@@ -197,15 +197,25 @@ class Traces:
                     by_torch = self._single(as_sdpa, library)
                     if by_torch.is_flash:  # the package's kernel keeps and allocates what torch's build of it does
                         return by_torch
-        config, job = alone(config, library), self._job(library)
-        if config["loss"] == "chunked" and chunks_are_one(config, self.job):
-            config = config.replace(loss="full")
-        keeps_inputs = library is not None and library.keeps_inputs
-        # A single sequence has no padding, of whatever micro-batch the trace is.
-        masked = masks_padding(config, self.job) and config["micro_batch"] != 1
-        key = self._decoder_key(config), keeps_inputs, job.workload.trainer, masked
+        key = _, keeps_inputs, _, masked = self._single_key(config, library)
+        config, job = self._on_one_device(config, library), self._job(library)
         traced = partial(self._trace_decoder, job=job, keeps_inputs=keeps_inputs, masked=masked)
         return self._once("decoder", key, partial(_compiled_if_possible, config, traced))
+
+    def _on_one_device(self, config: Config, library: Library | None) -> Config:
+        """What one device trains of `config`: a loss in a single chunk is the full one."""
+        config = alone(config, library)
+        is_full = config["loss"] == "chunked" and chunks_are_one(config, self.job)
+        return config.replace(loss="full") if is_full else config
+
+    def _single_key(self, config: Config, library: Library | None) -> tuple[Hashable, bool, str | None, bool]:
+        """What the decoder on one device depends on: the config, whether checkpoints keep their inputs, the trainer,
+        and whether padding is masked."""
+        config = self._on_one_device(config, library)
+        # A single sequence has no padding, of whatever micro-batch the trace is.
+        masked = masks_padding(config, self.job) and config["micro_batch"] != 1
+        keeps_inputs = library is not None and library.keeps_inputs
+        return self._decoder_key(config), keeps_inputs, self._job(library).workload.trainer, masked
 
     def _job(self, library: Library | None) -> Job:
         """The job as `library` lets a rank train it: without the trainer's habits where it converts the weights itself,

@@ -62,14 +62,14 @@ class Database:
             yield connection
 
     def fetch(self, work: Callable[[Connection], T]) -> T:
-        """Returns what `work` reads; calls it again if the connection was lost. Raises `StoreError`."""
+        """Returns what `work` reads; calls it again after an error that passes. Raises `StoreError`."""
 
         def attempt() -> T:
             with self._reader.connect() as connection:
                 self._check(connection)
                 return work(connection)
 
-        return self._patiently(attempt)
+        return self._with_retries(attempt)
 
     def commit(self, work: Callable[[Connection], T]) -> T:
         """Commits the changes of `work` and returns its result; calls it again if another process came first, or if the
@@ -83,12 +83,12 @@ class Database:
                 self._check(connection, writes=True)
                 return work(connection)
 
-        return self._patiently(attempt)
+        return self._with_retries(attempt)
 
-    def _patiently(self, attempt: Callable[[], T]) -> T:
+    def _with_retries(self, attempt: Callable[[], T]) -> T:
         with translated(self.address):
             # About what a server takes to restart; writers that conflict need less.
-            return retried(attempt, may_pass, seconds=10.0, pause_seconds=0.05)
+            return retried(attempt, may_pass, seconds=10.0, pause_seconds=0.1)
 
     def _check(self, connection: Connection, *, writes: bool = False) -> None:
         """Raises `StoreError` if the schema is no longer the one that this program reads and writes."""

@@ -121,15 +121,16 @@ def translated(address: Address) -> Iterator[None]:
 
 
 def retried(work: Callable[[], T], passes: Callable[[Exception], bool], *, seconds: float, pause_seconds: float) -> T:
-    """The result of `work`, which is called again after an error that passes, as long as `seconds` have not passed.
+    """The result of `work`, which is called again after an error that passes, for so many seconds from then on.
 
     The pauses vary around `pause_seconds`, so that processes that met do not meet again.
     """
-    deadline = time.monotonic() + seconds
+    deadline: float | None = None  # waiting for a lock comes before the first failure, and is not counted
     while True:
         try:
             return work()
         except Exception as error:
+            deadline = time.monotonic() + seconds if deadline is None else deadline
             if not passes(error) or time.monotonic() + pause_seconds > deadline:
                 raise
         time.sleep(random.uniform(0.1, 1.9) * pause_seconds)

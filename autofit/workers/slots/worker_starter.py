@@ -69,8 +69,8 @@ class WorkerStarter:
         slot.actors = [self._worker(slot, rank) for rank in range(slot.demand.ranks)]
         # Ranks on a CPU share its cores, and would measure each other.
         measures = self._owner is not None and (slot.demand.ranks == 1 or "GPU" in slot.demand.bundle)
-        # A search claims a cluster's workers before its first trial, which replaces them: what trials need is loaded
-        # from then on.
+        # A search claims a cluster's workers before its first trial, which replaces them: they load what trials need
+        # from then on. Those of a recording, which claims none, do in their first trial.
         starts = self._owner is not None or self.driver is not None
         slot.answers = [actor.site.remote(measures, starts) for actor in slot.actors]
         slot.ends = [actor.end.remote() for actor in slot.actors]

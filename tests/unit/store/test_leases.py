@@ -223,8 +223,12 @@ def test_it_shows_for_how_long_no_runner_has_taken_a_search_that_waits(store: St
     assert not is_long()
     long_ago(store)
     assert is_long()
-    for search_id in ids:
-        store.queue.cancel(search_id)
+    other = submit(store, a_trial(), "d3")
+    long_ago(store)
+    (waits,) = (one for one in ids if one != lease.search_id)
+    store.queue.cancel(waits)
+    assert is_long(), "a user cancels without a runner"
+    store.queue.cancel(other)
     assert store.queue.unclaimed_seconds() == 0.0
 
 
