@@ -39,7 +39,9 @@ class RunRecord:
         self._options: WorkloadOptions = options_of(args, model, self._config, seq_len)
         self._job: Job = job_of(self._options, args, model)
         if args.device.type == "cuda" and held_bytes is None and nvml.own_bytes() is None:
-            raise NotRecorded("its memory cannot be told from that of others: make the callback before the GPU is used")
+            raise NotRecorded(
+                "its memory cannot be told from that of others: make the callback first, before TrainingArguments"
+            )
         self._is_finite = True
         self._batch_tokens = 0
         # A hook would become part of a compiled graph.

@@ -121,7 +121,9 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
     def _begin_record(self, args: TrainingArguments, model: Any, optimizer: Any) -> None:
         from autofit.operations.run_record import RunRecord
 
-        self._record = None  # of a run that this callback has seen before
+        if self._record is not None:  # of a run that has failed
+            self._record.close()
+            self._record = None
         self._record = RunRecord(args, model, optimizer, seq_len=self._seq_len, held_bytes=self._held_bytes)
 
     def _recording(self, work: Callable[[RunRecord], None]) -> None:

@@ -19,8 +19,9 @@ from autofit.trial.program.step_clock import StepClock, measurement
 
 LOOK_SECONDS = 5.0
 """How often the device is looked at: one look takes milliseconds, which the run would otherwise train in."""
-FULL_SHARE = 0.99
-"""Share of the workload's tokens that a step holds at least where its sequences count as full."""
+TOLERATED = 0.01
+"""By how much the tokens of a step may differ from the workload's, relative to these: rows that are filled with several
+sequences have some room left."""
 
 
 class NotRecorded(AutofitError):
@@ -36,6 +37,7 @@ class RunObserver:
         self._job, self._config = job, config
         self._meter = meter_for(job.hardware.kind, held_bytes, whole=True)
         self._meter.reset()
+        # What else runs in the same terminal counts as the run's own: its workers cannot be told from that.
         self._watch = DeviceWatch(job.hardware, os.getpid(), held_bytes, session=os.getsid(0))
         self._looked = self._began = time.monotonic()
         self._setup_seconds = 0.0
@@ -80,18 +82,22 @@ class RunObserver:
         self._watch.end()
         if not self._seconds or len(self._seconds) < least_repeats(self._seconds[-1]):
             raise NotRecorded(f"it is too short: {len(self._seconds)} steps could be timed")
-        expected = self._job.workload.tokens_per_step
-        if self._tokens is not None and self._tokens < FULL_SHARE * expected * len(self._seconds):
-            held = self._tokens / len(self._seconds)
-            raise NotRecorded(
-                f"its steps were on {held:,.0f} tokens in the mean, and {expected:,} are "
-                f"{self._job.workload.global_batch} full sequences of {self._job.workload.seq_len:,}"
-            )
+        self._check_full()
         return Attempt(
             outcome=self._outcome(),
             seconds=time.monotonic() - self._began,
             device_state=self._watch.state(),
         )
+
+    def _check_full(self) -> None:
+        """Raise `NotRecorded` unless the timed steps held what the workload says, as far as that can be seen."""
+        workload = self._job.workload
+        mean = workload.tokens_per_step if self._tokens is None else self._tokens / len(self._seconds)
+        if abs(mean / workload.tokens_per_step - 1.0) > TOLERATED:
+            raise NotRecorded(
+                f"its steps were on {mean:,.0f} tokens in the mean, and {workload.tokens_per_step:,} are "
+                f"{workload.global_batch} full sequences of {workload.seq_len:,}"
+            )
 
     def _count(self) -> None:
         """Count the last finished step, unless it is left out."""

@@ -235,6 +235,7 @@ def test_what_its_model_does_otherwise_is_refused(
         ({"optim": "rmsprop"}, "no axis says optim: rmsprop (one state, like Lion; optimizer=lion stands for it)"),
         ({"auto_find_batch_size": True}, "its micro-batch is not known before it fits (auto_find_batch_size)"),
         ({"max_steps": 5}, "it is too short: 2 steps could be timed"),
+        ({"length": 40}, "its steps were on 160 tokens in the mean, and 128 are 4 full sequences of 32"),
         ({"length": 20}, "its steps were on 80 tokens in the mean, and 128 are 4 full sequences of 32"),
     ],
 )
