@@ -152,7 +152,8 @@ def _check_kernels(args: TrainingArguments, model: Any) -> None:
         return
     for module in model.modules():
         forward = getattr(module.forward, "__func__", module.forward)
-        if "liger_kernel" in (type(module).__module__.partition(".")[0], forward.__module__.partition(".")[0]):
+        sources = (type(module).__module__, getattr(forward, "__module__", None) or "")
+        if "liger_kernel" in (source.partition(".")[0] for source in sources):
             raise UsageError("its model has Liger's kernels, and use_liger_kernel is off: which ones is not known")
 
 

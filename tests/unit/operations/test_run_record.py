@@ -15,7 +15,7 @@ import pytest
 import torch
 import trl
 from jobs import model_in, tiny_job
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
 from unit.export.tiny_sft import save_tiny_llama
 from unit.operations.made_trials import fits, make_trial
 
@@ -181,6 +181,35 @@ def test_adapters_are_told_with_rank_and_targets(
         "autofit: this run is not stored: no axis says the targets of its adapters "
         "(not every projection of attention is adapted)"
     )
+
+
+@pytest.mark.parametrize("doubly", [True, False])
+def test_four_bits_are_those_of_qlora_or_are_refused(
+    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, doubly: bool
+) -> None:
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    four_bits = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=doubly,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    base = prepare_model_for_kbit_training(loaded(folder, quantization_config=four_bits))
+    model = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    first, *_ = train(tmp_path, caplog, model, bf16=True, activation_checkpointing=True)
+    if not doubly:
+        assert first.endswith("no axis says its 4-bit weights: qlora has nf4 with double quantisation")
+        return
+    (trial,) = stored(store)
+    expected = {
+        "method": "qlora",
+        "rank": 8,
+        "targets": "all-linear",
+        "precision": "bf16-mixed",
+        "checkpointing": "full",
+    }
+    assert {axis: trial.config[axis] for axis in expected} == expected
 
 
 def frozen_in_part(model: Any) -> Any:
