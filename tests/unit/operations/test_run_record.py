@@ -331,3 +331,13 @@ def test_trls_arguments_say_the_length_and_the_loss(
         "full",
         "fp32",
     )
+
+
+def test_a_run_whose_loss_is_no_number_is_refused(
+    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loaded(folder)
+    torch.nn.init.constant_(model.get_input_embeddings().weight, float("nan"))
+    said = train(tmp_path, caplog, model, logging_steps=1, logging_nan_inf_filter=False)
+    assert said[-1] == "autofit: this run is not stored: its loss was not a number"
+    assert not Path(store).exists()
