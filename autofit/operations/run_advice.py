@@ -20,6 +20,7 @@ from autofit.trainers import training_arguments
 from autofit.trainers.keys import Keys
 from autofit.trainers.run import Run, Where
 from autofit.trial.machine.detection import detect
+from autofit.trial.program.command import Command
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -119,14 +120,17 @@ def _workload(store: Store, run: Run, name: str, script: str, seq_len: int | Non
         if _is_named(w.model, name)
         and (w.global_batch, w.devices) == (run.global_batch, run.devices)
         and seq_len in (None, w.seq_len)
-        and (w.program is None or _starts(w.program, script))
+        and (w.program is None or _searches(w.program, script))
         and w.trainer in (None, "transformers")
     ]
     return min(measured, key=lambda w: (w.program is None, w.trainer is None), default=None)
 
 
-def _starts(program: str, script: str) -> bool:
-    return bool(script) and Path(script).name in {Path(word).name for word in shlex.split(program)}
+def _searches(program: str, script: str) -> bool:
+    """Whether a measured command starts the script with what a search varies. One without placeholders has a single
+    config, such as that of a run that was stored."""
+    is_started = bool(script) and Path(script).name in {Path(word).name for word in shlex.split(program)}
+    return is_started and bool(Command.parse(program).placeholders)
 
 
 def _is_named(measured: str, name: str) -> bool:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from autofit.core.errors import in_one_line
+from autofit.core.errors import AutofitError, in_one_line
+from autofit.trial.machine import nvml
 from autofit.trial.measure import process_memory
 from autofit.trial.measure.pace import WARM_UPS
 from autofit.trial.program.environment import REPORT_TO
@@ -23,22 +24,35 @@ if TYPE_CHECKING:
 
     # Imported where it is used: a trial has no use for the store, and would count its libraries' memory.
     from autofit.operations.run_advice import RunMeasurements
+    from autofit.operations.run_record import RunRecord
 
 _log = logging.getLogger(__name__)
+
+NOT_STORED = "this run is not stored"
 
 
 class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # loaded lazily, so mypy knows no type
     """For `Trainer(callbacks=[autofit.TrainerCallback()])`: lets `autofit search --command` measure the program.
 
     Make it as early as you can: a trial's memory limit is enforced from then on. In an ordinary run it logs one line at
-    the beginning if the store knows a faster config, and one at the end with what the run took. Whatever fails in that
-    is one line, too.
+    the beginning if the store knows a faster config, and one at the end with what the run took. With `record` that is
+    stored, apart from trials. Whatever fails in that is one line, too.
     """
 
-    def __init__(self, store: str | None = None) -> None:
-        """`store` is where ordinary runs look: a file or a URL; by default $AUTOFIT_STORE, then the user's own."""
+    def __init__(self, store: str | None = None, *, record: bool = False, seq_len: int | None = None) -> None:
+        """`store` is where ordinary runs look: a file or a URL; by default $AUTOFIT_STORE, then the user's own.
+
+        `record`: store there what an ordinary run on one device takes. `seq_len` is how many tokens each of its
+        sequences has, unless its arguments have a `max_length`.
+        """
         self._trial = session() if REPORT_TO in os.environ else None
-        self._store = store
+        self._store, self._seq_len = store, seq_len
+        self._records = record and self._trial is None
+        self._record: RunRecord | None = None
+        self._held_bytes: int | None = None
+        """What the device showed before this process used it, in bytes."""
+        if self._records:
+            _harmlessly(self._look_at_device, NOT_STORED)
         self._measurements: RunMeasurements | None = None
         self._steps = 0
         self._warm_at = 0.0
@@ -53,6 +67,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             self._trial.begin()
         elif state.is_world_process_zero:
             _harmlessly(lambda: self._advise(args, more.get("model")))
+            if self._records:
+                _harmlessly(lambda: self._begin_record(args, more["model"], more["optimizer"]), NOT_STORED)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         self._steps += 1
@@ -60,8 +76,19 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             self._trial.step()
             # The first loss and gradient are judged; those of timed steps only if the program itself tells them.
             control.should_log = control.should_log or self._steps == 1 or self._trial.is_overflowing
-        elif self._steps == WARM_UPS:
+            return
+        if self._steps == WARM_UPS:
             self._warm_at = time.perf_counter()
+        self._recording(lambda record: record.step())
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._recording(lambda record: record.interrupt())
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._recording(lambda record: record.interrupt())
+
+    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._recording(lambda record: record.end_epoch())
 
     def on_log(
         self,
@@ -71,8 +98,12 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         logs: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        if self._trial is not None and logs and "loss" in logs:
-            self._trial.learned(_number(logs["loss"]), _number(logs.get("grad_norm")))
+        if not logs or "loss" not in logs:
+            return
+        loss = logs["loss"]
+        if self._trial is not None:
+            self._trial.learned(_number(loss), _number(logs.get("grad_norm")))
+        self._recording(lambda record: record.learned(float(loss)))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self._trial is not None:
@@ -80,6 +111,27 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         elif state.is_world_process_zero and self._steps > WARM_UPS:
             seconds = (time.perf_counter() - self._warm_at) / (self._steps - WARM_UPS)
             _harmlessly(lambda: self._report(seconds))
+        self._recording(lambda record: _log.warning("autofit: %s", record.store(self._store)))
+        self._record = None
+
+    def _look_at_device(self) -> None:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._held_bytes = nvml.held_bytes()
+
+    def _begin_record(self, args: TrainingArguments, model: Any, optimizer: Any) -> None:
+        from autofit.operations.run_record import RunRecord
+
+        if self._record is not None:  # of a run that has failed
+            self._record.close()
+            self._record = None
+        self._record = RunRecord(args, model, optimizer, seq_len=self._seq_len, held_bytes=self._held_bytes)
+
+    def _recording(self, work: Callable[[RunRecord], None]) -> None:
+        """Go on with the record, if there is one; it ends with whatever fails."""
+        record = self._record
+        if record is not None and not _harmlessly(lambda: work(record), NOT_STORED):
+            record.close()
+            self._record = None
 
     def _advise(self, args: TrainingArguments, model: Any) -> None:
         from autofit.operations.run_advice import run_measurements
@@ -118,12 +170,14 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _harmlessly(work: Callable[[], None]) -> None:
-    """Do what no training may fail for."""
+def _harmlessly(work: Callable[[], None], otherwise: str = "nothing to say of this run") -> bool:
+    """Do what no training may fail for. Returns whether it was done, and else says why not."""
     try:
         work()
     except Exception as error:
-        _log.warning("autofit: nothing to say of this run: %s", in_one_line(error))
+        _log.warning("autofit: %s: %s", otherwise, error if isinstance(error, AutofitError) else in_one_line(error))
+        return False
+    return True
 
 
 def _peak_bytes() -> int:

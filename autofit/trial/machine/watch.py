@@ -32,12 +32,19 @@ class DeviceWatch:
     """
 
     def __init__(
-        self, hardware: Hardware, process: int, others_bytes: int | None, rendezvous: Rendezvous | None = None
+        self,
+        hardware: Hardware,
+        process: int,
+        others_bytes: int | None,
+        rendezvous: Rendezvous | None = None,
+        *,
+        session: int | None = None,
     ) -> None:
-        """For a trial whose `process` leads a session of its own; `others_bytes` is what others held of the card's
-        memory before it began, None on the CPU and where it is not known."""
+        """For a trial whose `process` leads a session of its own, or is in the one of that number; `others_bytes` is
+        what others held of the card's memory before it began, None on the CPU and where it is not known."""
         ranks_here = 1 if rendezvous is None else rendezvous.ranks_here
         self._process, self._others_bytes = process, others_bytes
+        self._session = process if session is None else session
         self._on_cpu = hardware.kind == "cpu"
         self._threads = hardware_threads(max(1, (hardware.cores or threads()) // ranks_here))
         self._is_timing = self._is_over = False
@@ -45,7 +52,7 @@ class DeviceWatch:
 
     def _begin(self) -> None:
         self._since = self._until = self._looked = time.monotonic()
-        self._before = self._after = processor.read(self._process)
+        self._before = self._after = processor.read(self._session)
         self._card = None if self._on_cpu else CardWatch(self._process, self._others_bytes)
 
     def follow(self, is_timing: bool) -> None:
@@ -68,7 +75,7 @@ class DeviceWatch:
         if not self._is_over:
             self._is_over = True
             self._until = time.monotonic()
-            self._after = processor.read(self._process)
+            self._after = processor.read(self._session)
 
     def state(self) -> DeviceState:
         card = None if self._card is None else self._card.state()

@@ -208,6 +208,7 @@ class CudaMeter(Meter):
         # Where the memory is the host's, a limit as large as what a trial may have of it must be enforced, too.
         self._unlimited_from = self._total if before is not None and before.shares_host else self._capacity
         self._limit = self._capacity
+        self._is_enforced = False
         self._allocated = self._reserved = 0
 
     def _update_context(self) -> None:
@@ -220,7 +221,7 @@ class CudaMeter(Meter):
         self.context = max(self.context, context)
 
     def enforce(self, limit: int) -> None:
-        self._limit = min(limit, self._capacity)
+        self._limit, self._is_enforced = min(limit, self._capacity), True
         free = self._capacity - self._held_by_others
         if self._limit > free + nvml.BUSY_BYTES:
             raise DeviceBusy(
@@ -244,7 +245,8 @@ class CudaMeter(Meter):
         self._restart_peak()
         self._allocated = self._reserved = 0
         self.peaks = dict.fromkeys(PHASES, 0)
-        self._cap()  # the context has grown
+        if self._is_enforced:
+            self._cap()  # the context has grown
 
     def _book(self) -> int:
         stats = torch.cuda.memory_stats()

@@ -7,7 +7,6 @@ import math
 import os
 import socket
 import time
-from collections import deque
 from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from autofit.core.outcome import Diverged, Fits, Measurement, Outcome, OutOfMemory, Unsupported
 from autofit.core.units import format_bytes
 from autofit.trial.measure.divergence import not_finite
-from autofit.trial.measure.leak import leak
 from autofit.trial.measure.pace import OVERFLOWS, Pace, TooSlow, least_repeats, warm_ups
-from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
+from autofit.trial.measure.repeats import MOST_REPEATS, is_settled
 from autofit.trial.process.classify import memory_failure
 from autofit.trial.process.events import Event, EventPipe
 from autofit.trial.program.environment import REPORT_TO
+from autofit.trial.program.step_clock import StepClock, measurement
 from autofit.trial.request import TrialRequest
 
 if TYPE_CHECKING:
@@ -61,10 +60,6 @@ class Session:
         """Optimizer steps that were reported."""
         self._read_steps = 0
         """Of those, the ones that the device has finished for sure."""
-        self._queue: deque[tuple[Any, Any, int]] = deque()
-        """Of the others: a mark at the end, the loss, and the bytes in use then."""
-        self._latest: Any = None
-        """The mark before these; None before any."""
         self._timing_since: float | None = None
         self._setup_seconds = 0.0
         self._seconds: list[float] = []
@@ -75,15 +70,16 @@ class Session:
         self._refused = 0
         """Allocations that the device had refused before the limit was enforced."""
         self._meter: Meter = self._guarded(lambda: self._enforced(start["held_bytes"]))
+        self._clock: StepClock[tuple[Any, int]] = StepClock(self._meter)
+        """Each step comes with its loss and the bytes in use at its end."""
 
     def begin(self) -> None:
         """Training begins: what was built before it is no part of its memory."""
         self._guarded(self._meter.reset)
-        self._queue.clear()
         self._seconds.clear()
         self._in_use.clear()
         self.steps, self._read_steps, self._timing_since = 0, 0, None
-        self._latest = self._meter.mark()
+        self._clock.begin()
         self._events.enter("step")
 
     def refuse(self, reason: str) -> NoReturn:
@@ -98,13 +94,8 @@ class Session:
         self.steps += 1
         self._events.send(Event(steps=self.steps))
         kept = loss.detach() if hasattr(loss, "detach") else loss
-        self._queue.append((self._meter.mark(), kept, self._meter.in_use()))
-        # As in the trials of autofit's own steps, an accelerator is not waited for before the next step is issued.
-        while len(self._queue) > (self._meter.device.type != "cpu"):
-            mark, issued_loss, in_use = self._queue.popleft()
+        for seconds, (issued_loss, in_use) in self._clock.end_step((kept, self._meter.in_use())):
             self._read_steps += 1
-            before, self._latest = self._latest, mark
-            seconds = None if before is None else self._meter.seconds(before, mark)
             if issued_loss is not None:
                 is_number = isinstance(issued_loss, int | float)
                 self.learned(float(issued_loss) if is_number else self._meter.scalar(issued_loss))
@@ -195,30 +186,17 @@ class Session:
             self._finish(OutOfMemory(reason=reason, phase=self._events.phase))
 
     def _measurement(self, *, stopped_early: bool) -> Measurement:
-        from autofit.training.flops import mfu
-
-        memory = self._reading()
-        seconds = step_seconds(self._seconds)
-        speed = self.request.job.workload.tokens_per_step / seconds.median
-        return Measurement(
-            tokens_per_second=speed,
-            step_seconds=seconds,
-            mfu=mfu(self.request.job, self.request.config, speed),
-            peak_allocated_bytes=memory.peak_allocated,
-            peak_reserved_bytes=memory.peak_reserved,
-            device_bytes=memory.device,
-            host_peak_bytes=memory.host_peak,
-            host_baseline_bytes=0,  # what the program imports is its own
-            phase_peaks={"step": memory.peak_allocated},
-            losses=tuple(self._losses),
-            reference_loss=None,
-            steps=len(self._seconds),
+        return measurement(
+            self.request.job,
+            self.request.config,
+            self._meter,
+            self._reading(),
+            seconds=self._seconds,
+            in_use=self._in_use,
+            losses=self._losses,
+            gradient_norms=self._norms,
             setup_seconds=self._setup_seconds,
             overhead_seconds=self._started_at - self._asked_at,
-            gradient_norms=tuple(norm if math.isfinite(norm) else None for norm in self._norms),
-            setup_peak_bytes=memory.setup_peak,
-            leak_bytes_per_step=leak(self._in_use, self._meter.leak_noise_bytes),
-            expandable_segments=self._meter.expandable_segments(),
             stopped_early=stopped_early,
         )
 

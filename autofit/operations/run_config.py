@@ -1,0 +1,243 @@
+"""The job and the config of an ordinary run of a Trainer, read from its arguments and from the model that it trains.
+
+Nothing is guessed: what no axis can say, or nobody can see from here, is a `UsageError`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from autofit.catalog.models import VOLATILE_KEYS, Model, architecture, load, names
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Config, Value
+from autofit.planning.requests import WorkloadOptions
+from autofit.techniques import Job, complete
+from autofit.techniques.adapters import unwrap
+from autofit.trainers import training_arguments
+from autofit.trainers.keys import Keys
+from autofit.trainers.run import Run, Where
+from autofit.trainers.trainer import READERS
+from autofit.trial.machine.detection import detect
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+UNSEEN = frozenset({"use_cpu"})
+"""Keys that say on which device a run is, which is known here."""
+OF_TOKENIZERS = VOLATILE_KEYS | {"pad_token_id"}
+"""Keys of an architecture that a Trainer changes to the tokenizer's, or that say how it was stored."""
+LENGTH = "how long its sequences are is not known: say it, as in TrainerCallback(record=True, seq_len=2048)"
+
+
+def own_command() -> str:
+    """This process's command line as `--command` takes it: its braces mean themselves."""
+    words = sys.orig_argv
+    if not sys.argv[0] or any("ipykernel" in word for word in words):
+        raise UsageError("it has no command of its own, as in a notebook")
+    return shlex.join(word.replace("{", "{{").replace("}", "}}") for word in words)
+
+
+def options_of(args: TrainingArguments, model: Any, config: Config, seq_len: int | None) -> WorkloadOptions:
+    """The workload options that name what a run trains, and by which command. Raises `UsageError`."""
+    length = seq_len or getattr(args, "max_length", None)
+    if length is None:
+        raise UsageError(LENGTH)
+    return WorkloadOptions.of(
+        model=_named(model),
+        command=own_command(),
+        seq_len=length,
+        global_batch=config.number("micro_batch") * args.gradient_accumulation_steps,
+        lora_dropout=0.0 if config["method"] == "full" else float(_adapters(model).lora_dropout),
+    )
+
+
+def job_of(options: WorkloadOptions, args: TrainingArguments, model: Any) -> Job:
+    """The job of a run on this machine. Raises `UsageError` for a model that is not what its name says."""
+    named, workload = options.resolve()
+    _check_same(unwrap(model).config.to_dict(), named)
+    hardware, stack = detect(args.device.type)
+    return Job(model=named, workload=workload, hardware=hardware, stack=stack)
+
+
+def config_of(args: TrainingArguments, model: Any, optimizer: Any) -> Config:
+    """The config that a run trains. Raises `UsageError` for what no config says."""
+    _check_alone(args, model)
+    run = _arguments(args)
+    for ignored in run.not_counted:
+        if ignored.key not in UNSEEN:
+            raise UsageError(f"no axis says {ignored.key} ({ignored.because})")
+    _check_optimizer(args, model, optimizer)
+    _check_checkpointing(unwrap(model), run.config)
+    _check_kernels(args, model)
+    values: dict[str, Value] = {**dict(run.config.items), **_method(model)}
+    values["attention"] = _attention(unwrap(model))
+    values["precision"] = _precision(args, model, str(values["method"]))
+    return complete(values)
+
+
+def _arguments(args: TrainingArguments) -> Run:
+    """What the arguments alone decide."""
+    of_trl = type(args).__module__.partition(".")[0] == "trl"
+    if not of_trl:
+        return READERS["transformers"].read(args.to_dict(), Where(devices=1))
+    if type(args).__name__ != "SFTConfig" or args.loss_type != "nll":
+        loss = f" with loss_type {args.loss_type}" if type(args).__name__ == "SFTConfig" else ""
+        raise UsageError(f"no axis says what a run of {type(args).__name__}{loss} computes")
+    if args.packing or args.padding_free:
+        raise UsageError("it packs several sequences into a row, which no config without --lengths says")
+    return READERS["trl"].read(args.to_dict(), Where(devices=1))
+
+
+def _check_alone(args: TrainingArguments, model: Any) -> None:
+    """Raise `UsageError` unless one process trains the whole model on one device."""
+    if args.world_size > 1 or args.n_gpu > 1:
+        raise UsageError(f"it trains on {max(args.world_size, args.n_gpu)} devices, and only runs on one are stored")
+    if args.distributed_state is not None and args.distributed_state.distributed_type != "NO":
+        raise UsageError(f"it trains by {args.distributed_state.distributed_type.value}: only plain runs are stored")
+    if args.auto_find_batch_size:
+        raise UsageError("its micro-batch is not known before it fits (auto_find_batch_size)")
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1 or next(iter(devices)).type != args.device.type or next(iter(devices)).index not in (None, 0):
+        where = " and ".join(sorted(map(str, devices)))
+        raise UsageError(f"its weights are on {where}, and only runs on one device, the first, are stored")
+
+
+def _named(model: Any) -> str:
+    """What `--model` takes for the model: the catalog's name, a hub id or a folder."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    base = unwrap(model)
+    if type(base).__name__ not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise UsageError(f"a {type(base).__name__} is no causal language model of transformers")
+    name = str(getattr(base.config, "_name_or_path", None) or "")
+    if not name:
+        raise UsageError("its model does not say where it was loaded from")
+    return next((n for n in names() if load(n).source.partition(",")[0].lower() == name.lower()), name)
+
+
+def _check_same(config: dict[str, Any], named: Model) -> None:
+    """Raise `UsageError` unless the trained model's `config` has the named one's architecture."""
+    expected = architecture(named).to_dict()
+    for key in sorted(expected.keys() & config.keys() - OF_TOKENIZERS):
+        if not key.startswith("_") and config[key] != expected[key]:
+            raise UsageError(f"its model has {key}={config[key]}, and {named.name} has {expected[key]}")
+
+
+def _check_optimizer(args: TrainingArguments, model: Any, optimizer: Any) -> None:
+    """Raise `UsageError` for an optimizer that is not the one that the arguments name."""
+    from transformers import Trainer
+
+    own = getattr(optimizer, "optimizer", optimizer)  # inside of accelerate's
+    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+    same = type(own) is kind and all(
+        bool(settings.get(name)) == bool(getattr(own, "defaults", {}).get(name)) for name in ("fused", "foreach")
+    )
+    if not same:
+        raise UsageError(f"its optimizer is a {type(own).__name__} of the script's own, and not what optim names")
+
+
+def _check_checkpointing(base: Any, config: Config) -> None:
+    """Raise `UsageError` where the model does otherwise than the arguments say."""
+    is_on = any(getattr(module, "gradient_checkpointing", False) for module in base.modules())
+    if is_on != (config["checkpointing"] != "none"):
+        state = "on" if is_on else "off"
+        raise UsageError(f"checkpointing is {state} in its model, and its arguments say {config['checkpointing']}")
+
+
+def _check_kernels(args: TrainingArguments, model: Any) -> None:
+    """Raise `UsageError` for Liger's kernels that the script has put in by itself."""
+    if args.use_liger_kernel:
+        return
+    for module in model.modules():
+        forward = getattr(module.forward, "__func__", module.forward)
+        sources = (type(module).__module__, getattr(forward, "__module__", None) or "")
+        if "liger_kernel" in (source.partition(".")[0] for source in sources):
+            raise UsageError("its model has Liger's kernels, and use_liger_kernel is off: which ones is not known")
+
+
+def _adapters(model: Any) -> Any:
+    """The configuration of a model's adapters, as peft keeps it. Raises `UsageError` for others than plain LoRA."""
+    configs = list(model.peft_config.values())
+    if len(configs) != 1:
+        raise UsageError(f"it has {len(configs)} sets of adapters")
+    adapters = configs[0]
+    kind = getattr(adapters.peft_type, "value", adapters.peft_type)
+    if kind != "LORA":
+        raise UsageError(f"no axis says adapters of the kind {kind}")
+    unsaid = ("use_dora", "modules_to_save", "rank_pattern", "layers_to_transform", "target_parameters", "lora_bias")
+    for name in unsaid:
+        if getattr(adapters, name, None):
+            raise UsageError(f"no axis says {name} of its adapters")
+    if adapters.bias != "none":
+        raise UsageError(f"no axis says bias={adapters.bias} of its adapters")
+    return adapters
+
+
+def _method(model: Any) -> dict[str, Value]:
+    """The method and, of adapters, their rank and targets."""
+    stored = getattr(unwrap(model).config, "quantization_config", None)
+    four_bit = bool(getattr(model, "is_loaded_in_4bit", False))
+    if stored is not None and not four_bit:
+        raise UsageError("no axis says how its weights are quantised")
+    if not getattr(model, "peft_config", None):
+        if four_bit:
+            raise UsageError("its weights are in 4 bits and it has no adapters")
+        return {"method": "full"}
+    if four_bit:
+        _check_nf4(stored)
+    from peft.tuners.lora import LoraLayer
+
+    adapters = _adapters(model)
+    keys = Keys(
+        {"lora_target_modules": [name for name, module in model.named_modules() if isinstance(module, LoraLayer)]},
+        "trl",
+    )
+    targets = keys.targets("lora_target_modules")
+    for ignored in keys.not_counted:
+        raise UsageError(f"no axis says the targets of its adapters ({ignored.because.partition(';')[0]})")
+    return {"method": "qlora" if four_bit else "lora", "rank": int(adapters.r), "targets": targets}
+
+
+def _check_nf4(stored: Any) -> None:
+    """Raise `UsageError` for 4-bit weights that are not those of the axis."""
+    settings = stored if isinstance(stored, dict) else stored.to_dict()
+    if settings.get("bnb_4bit_quant_type") != "nf4" or not settings.get("bnb_4bit_use_double_quant"):
+        raise UsageError("no axis says its 4-bit weights: qlora has nf4 with double quantisation")
+
+
+def _attention(base: Any) -> str:
+    name = str(getattr(base.config, "_attn_implementation", None))
+    if name not in training_arguments.ATTENTION:
+        raise UsageError(f"no axis says the attention kernel {name}")
+    return training_arguments.ATTENTION[name]
+
+
+def _precision(args: TrainingArguments, model: Any, method: str) -> str:
+    """The precision, from the formats of the weights and of autocast."""
+    import torch
+
+    trained = {p.dtype for p in model.parameters() if p.requires_grad}
+    frozen = {p.dtype for p in model.parameters() if not p.requires_grad and p.is_floating_point()}
+    autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    names = {
+        (torch.float32, torch.bfloat16): "bf16-mixed",
+        (torch.float32, torch.float16): "fp16-mixed",
+        (torch.float32, None): "fp32",
+        (torch.bfloat16, None): "bf16",
+        (torch.bfloat16, torch.bfloat16): "bf16",
+    }
+    if len(trained) != 1 or (next(iter(trained)), autocast) not in names:
+        formats = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in trained)) or "none"
+        raise UsageError(f"no axis says its precision: trained weights in {formats}, autocast to {autocast}")
+    (dtype,) = trained
+    if method == "full" and frozen:
+        raise UsageError("no axis says which weights are trained: some are frozen, without adapters")
+    # A 4-bit base usually has its norms and embeddings in fp32 (peft's prepare_model_for_kbit_training).
+    if not frozen <= {autocast or dtype, *([torch.float32] if method == "qlora" else [])}:
+        formats = " and ".join(sorted(str(other).removeprefix("torch.") for other in frozen))
+        raise UsageError(f"no axis says its precision: frozen weights in {formats}, products in {autocast or dtype}")
+    precision = names[dtype, autocast]
+    in_tf32 = precision == "fp32" and args.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if in_tf32 else precision

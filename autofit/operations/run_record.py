@@ -1,0 +1,92 @@
+"""An ordinary run of a Trainer as a trial in the store, in a context of its own: its workload has the run's command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autofit.core.lattice import Config
+from autofit.core.outcome import Trial
+from autofit.operations.recommendation import search_command
+from autofit.operations.run_config import config_of, job_of, options_of
+from autofit.planning.requests import WorkloadOptions
+from autofit.store import Store
+from autofit.techniques import Job
+from autofit.trial.machine import nvml
+from autofit.trial.program.observer import NotRecorded, RunObserver
+from autofit.trial.request import TrialRequest
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+
+class RunRecord:
+    """One run from the beginning of its training to its end. Used from one thread."""
+
+    def __init__(
+        self,
+        args: TrainingArguments,
+        model: Any,
+        optimizer: Any,
+        *,
+        seq_len: int | None,
+        held_bytes: int | None,
+    ) -> None:
+        """`held_bytes`: what the device showed before this process used it, None where that is not known. Raises
+        `UsageError` for a run that no config describes."""
+        self._config: Config = config_of(args, model, optimizer)
+        self._options: WorkloadOptions = options_of(args, model, self._config, seq_len)
+        self._job: Job = job_of(self._options, args, model)
+        if args.device.type == "cuda" and held_bytes is None and nvml.own_bytes() is None:
+            raise NotRecorded(
+                "its memory cannot be told from that of others: make the callback first, before TrainingArguments"
+            )
+        self._is_finite = True
+        self._batch_tokens = 0
+        # A hook would become part of a compiled graph.
+        self._hook = None if self._config["compile"] else model.register_forward_pre_hook(self._see, with_kwargs=True)
+        self._observer = RunObserver(self._job, self._config, held_bytes)
+
+    def step(self) -> None:
+        self._observer.step(None if self._hook is None else self._batch_tokens)
+        self._batch_tokens = 0
+
+    def interrupt(self) -> None:
+        """An evaluation or a checkpoint has followed the last step."""
+        self._observer.interrupt()
+
+    def end_epoch(self) -> None:
+        self._observer.end_epoch()
+
+    def learned(self, loss: float) -> None:
+        """A loss was logged: the mean of some steps, which is therefore not stored as a step's."""
+        self._is_finite = self._is_finite and bool(torch.isfinite(torch.tensor(loss)))
+
+    def store(self, url: str | None) -> str:
+        """Store the run, which has ended, and say how to ask for it. Raises `NotRecorded`."""
+        self.close()
+        attempt = self._observer.conclude()
+        if not self._is_finite:
+            raise NotRecorded("its loss was not a number")
+        # No limit was enforced: there was the device's memory.
+        limit = self._job.hardware.memory_bytes
+        request = TrialRequest(job=self._job, config=self._config, memory_limit_bytes=limit)
+        # Without a prediction: that is of autofit's own step. What it misses of a script's data, evaluations and
+        # checkpoints would be learned as its error on this hardware, and it takes time that the run has not asked for.
+        trial: Trial = request.trial(attempt)
+        with Store.open(url) as opened:
+            stored = opened.add(trial)
+        asked = search_command(self._options).replace("autofit search", "autofit frontier", 1)
+        return f"this run is stored as trial {stored.trial_id}: `{asked}` shows it"
+
+    def close(self) -> None:
+        """Take back what was added to the model."""
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _see(self, module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """The model is called: count the tokens of a batch that it trains on."""
+        tokens = keywords.get("input_ids", inputs[0] if inputs else None)
+        if module.training and tokens is not None:
+            self._batch_tokens += tokens.numel()
