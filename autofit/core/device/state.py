@@ -11,7 +11,7 @@ from autofit.core.document import Document, LastingDocument
 from autofit.core.units import GIB, format_bytes
 
 TOLERATED = 0.1
-"""Share of a device's time that others may take. Executions of one config on a quiet machine differ by 4 to 7 % anyway
+"""Share of a device's time that others may take. Executions of one config differ by 1 to 10 % anyway
 (benchmarks/README.md, noise): less than this is lost among that."""
 TICK_SECONDS = 0.01
 """Resolution of the kernel's counts of processor time (USER_HZ, proc(5)); each count may be off by one."""

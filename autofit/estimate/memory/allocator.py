@@ -28,7 +28,7 @@ FARTHEST = 1 << 80
 """Above every block's number and address."""
 OLDEST_FIRST = 2, 12
 """From this release on, torch takes the oldest of the free blocks of one size; before, the one at the lowest address
-(benchmarks/README.md)."""
+(seen in benchmarks/recorded/h200 and h100)."""
 
 
 class OutOfDeviceMemory(Exception):

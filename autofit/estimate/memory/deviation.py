@@ -11,7 +11,7 @@ from autofit.core.document import Document
 ONE_CARD = 0.05
 """Deviation of the logarithm of measured over predicted memory on one NVIDIA card where nothing was compared yet. The
 46 configs of an H200 and an H100 took within 0.014 of what is predicted with their context (test_real_card.py). Of
-2,211 that trained on emulated cards, 19 in 20 reserve what is predicted within 0.02 (benchmarks/README.md), and the
+what trained on emulated cards, 19 in 20 reserve what is predicted within 0.02 (benchmarks/README.md), and the
 worst published run allocated it within 0.002 (published-estimates.json)."""
 UNKNOWN = 0.12
 """The deviation on all other hardware. The worst recorded errors are 0.073 of what is allocated on two cards

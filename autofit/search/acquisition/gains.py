@@ -102,7 +102,7 @@ def timing_deviation(measured: Point) -> float:
     spread = measured.relative_spread
     deviation = TIME.noise if spread is None else spread / INTERVAL_DEVIATIONS
     # Two steps that agree by chance must not pass for certainty. Single steps scatter by 2 % in the median trial of the
-    # recorded tables and by 12 % in some, executions by 4 to 7 % (`budget.TIMING_SECONDS`).
+    # recorded tables and by 12 % in some, executions by 1 to 10 % (`budget.TIMING_SECONDS`).
     return max(deviation, 0.08) if measured.measurement.stopped_early else deviation
 
 
