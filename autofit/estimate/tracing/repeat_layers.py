@@ -76,10 +76,10 @@ class _Repetition:
 
     def _write(self, place: Place, events: list[Event], layer: int | None) -> None:
         written: list[Event] = []
-        for of_all_layers, together in itertools.groupby(events, lambda event: layer is None and self._is_layers(event)):
+        for dropped, together in itertools.groupby(events, lambda event: layer is None and self._is_layers(event)):
             copies = [copy for event in together for copy in self._written(event, place, layer)]
             # What the layers allocated and autocast drops for all at once goes in the order of allocation, as recorded.
-            written += sorted(copies) if of_all_layers else copies
+            written += sorted(copies) if dropped else copies
         self._full.segments.append((place, written))
 
     def _is_layers(self, event: Event) -> bool:
