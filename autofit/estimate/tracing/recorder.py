@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Self
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
@@ -45,6 +47,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_outside = False
         self._sum: tuple[int, int] | None = None
         """The storages of a gradient and of its sum with another, if the last operation has made that."""
+        self._clearing = patch.object(
+            torch, "clear_autocast_cache", partial(self._clear_in_order, torch.clear_autocast_cache)
+        )
+
+    def __enter__(self) -> Self:
+        self._clearing.start()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._clearing.stop()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -213,6 +227,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._sum = None
         elif not self._closed:
             self._free(index)
+
+    def _clear_in_order(self, clear: Callable[[], None]) -> None:
+        """Empty autocast's cache, and record what that frees in the order of allocation. Torch's own order is that of a
+        hash table of addresses (cached_casts of aten/src/ATen/autocast_mode.cpp), another in every run."""
+        begin = len(self._events)
+        clear()
+        self._events[begin:] = sorted(self._events[begin:])
 
     def _free(self, index: int) -> None:
         self.trace.storages[index].freed = self.place

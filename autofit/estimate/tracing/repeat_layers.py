@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from autofit.estimate.memory.memory_trace import BEFORE, OUTSIDE, Event, MemoryTrace, Place, Storage
@@ -76,25 +76,34 @@ class _Repetition:
 
     def _write(self, place: Place, events: list[Event], layer: int | None) -> None:
         written: list[Event] = []
-        for event in events:
-            storage = self._small.storages[event.storage]
-            if event.allocates:
-                home = layer if layer is not None else BEFORE
-                copy = self._add(storage, place, None, storage.layer)
-                self._copies[event.storage, home] = copy
-                written.append(Event(copy, True))
-            else:
-                for copy in self._freed(event.storage, storage, place.stage, layer):
-                    if self._full.storages[copy].freed is not None:
-                        raise NotUniform(f"{place} frees what was freed before")
-                    self._full.storages[copy].freed = place
-                    written.append(Event(copy, False))
+        for dropped, together in itertools.groupby(events, lambda event: layer is None and self._is_layers(event)):
+            copies = [copy for event in together for copy in self._written(event, place, layer)]
+            # What the layers allocated and autocast drops for all at once goes in the order of allocation, as recorded.
+            written += sorted(copies) if dropped else copies
         self._full.segments.append((place, written))
+
+    def _is_layers(self, event: Event) -> bool:
+        """Whether an event frees what a layer has allocated."""
+        return not event.allocates and _home(self._small.storages[event.storage]) is not None
+
+    def _written(self, event: Event, place: Place, layer: int | None) -> Iterator[Event]:
+        """The events of the full stack that stand for one of the small one."""
+        storage = self._small.storages[event.storage]
+        if event.allocates:
+            copy = self._add(storage, place, None, storage.layer)
+            self._copies[event.storage, BEFORE if layer is None else layer] = copy
+            yield Event(copy, True)
+            return
+        for copy in self._freed(event.storage, storage, place.stage, layer):
+            if self._full.storages[copy].freed is not None:
+                raise NotUniform(f"{place} frees what was freed before")
+            self._full.storages[copy].freed = place
+            yield Event(copy, False)
 
     def _freed(self, index: int, storage: Storage, stage: str, layer: int | None) -> list[int]:
         """The copies that an event frees: one, or for an event outside the layers those of all layers."""
-        home = storage.allocated.layer if storage.allocated is not None else storage.layer
-        if home is None or home in OUTSIDE:
+        home = _home(storage)
+        if home is None:
             # What layers share is freed by the last of them to run, whichever stood for it.
             if layer is not None:
                 alike = self._images[self._representative[layer]]
@@ -125,6 +134,12 @@ class _Repetition:
         """Add a copy of `storage` that lives then and belongs there."""
         self._full.storages.append(replace(storage, allocated=allocated, freed=freed, layer=layer))
         return len(self._full.storages) - 1
+
+
+def _home(storage: Storage) -> int | None:
+    """The decoder layer that has allocated a storage, or whose weight it is; None outside the layers."""
+    layer = storage.layer if storage.allocated is None else storage.allocated.layer
+    return None if layer in OUTSIDE else layer
 
 
 def _ranks(trace: MemoryTrace) -> tuple[dict[int, tuple[Place, int]], dict[Place, list[int]]]:

@@ -41,6 +41,29 @@ def test_storages_live_from_their_operation_until_they_are_let_go() -> None:
     del view
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_what_autocast_drops_is_freed_in_the_order_of_allocation(
+    order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: dict[int, torch.Tensor] = {}
+
+    def clear() -> None:
+        for number in order:
+            del copies[number]
+
+    monkeypatch.setattr(torch, "clear_autocast_cache", clear)
+    seen = recorder()
+    with without_data(), seen:
+        seen.move("forward-1", 0)
+        with torch.autocast("cpu", torch.bfloat16):
+            copies |= {number: torch.empty(1000) for number in range(3)}
+    assert [(event.storage, event.allocates) for _, event in seen.trace.events()] == [
+        *((number, True) for number in range(3)),
+        *((number, False) for number in range(3)),
+    ]
+    assert torch.clear_autocast_cache is clear
+
+
 def test_a_fused_sgd_of_any_size_takes_nothing() -> None:
     seen = recorder()
     with without_data():

@@ -57,10 +57,9 @@ def test_what_is_traced_once_for_several_configs_is_what_each_would_trace(
     sharing = Estimator(of, None)
 
     def found(by: Estimator, config: Config) -> tuple[object, ...]:
-        """But for what is reserved: in which order autocast frees its copies differs from trace to trace."""
         whole = by.footprint(config, memory_limit_bytes=80 * GIB)
-        parts = {name: size for name, size in whole.breakdown.items() if name != "fragmentation"}
-        return whole.untraced, whole.peak_allocated_bytes, whole.phase_peaks, whole.host_bytes, parts, whole.work
+        allocated, reserved = whole.peak_allocated_bytes, whole.peak_reserved_bytes
+        return whole.untraced, allocated, reserved, whole.phase_peaks, whole.host_bytes, whole.breakdown, whole.work
 
     configs = list(around(complete(parse(text)), of, axes))
     assert len(configs) > len(axes)

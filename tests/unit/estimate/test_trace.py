@@ -58,18 +58,11 @@ def traced(config: Config, of: Model, layers: tuple[int, ...]) -> MemoryTrace:
 
 
 def history(trace: MemoryTrace) -> list[tuple[str, int, int]]:
-    """(stage, layer, bytes) of each event, negative where a storage is freed. What is freed together, as autocast's
-    copies of all weights are, is sorted: its order is nobody's business."""
-    found: list[tuple[str, int, int]] = []
-    freed: list[tuple[str, int, int]] = []
-    for place, event in trace.events():
-        entry = (place.stage, place.layer, trace.storages[event.storage].bytes * (1 if event.allocates else -1))
-        if not event.allocates:
-            freed.append(entry)
-            continue
-        found += [*sorted(freed), entry]
-        freed = []
-    return [*found, *sorted(freed)]
+    """(stage, layer, bytes) of each event, negative where a storage is freed."""
+    return [
+        (place.stage, place.layer, trace.storages[event.storage].bytes * (1 if event.allocates else -1))
+        for place, event in trace.events()
+    ]
 
 
 CASES = [
