@@ -31,7 +31,9 @@ def around(base: Config, of: Job, axes: Sequence[str]) -> Iterator[Config]:
     yield base
     for axis in (axis for axis in AXES if axis.name in axes and axis.of(base) is not None):
         for value in NUMBERS.get(axis.name, axis.values):
-            config = complete({**base.to_json(), axis.name: value})
+            values = {**base.to_json(), axis.name: value}
+            without = ("rank", "targets") if values["method"] == "full" else ()
+            config = complete({name: value for name, value in values.items() if name not in without})
             if config != base and unsupported(config, of) is None:
                 yield config
 
