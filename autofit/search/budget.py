@@ -14,7 +14,7 @@ TIMING_SECONDS = 3.0
 more certain, because executions of one config differ, too. Kalibera and Jones (2013) derive how many repeats are worth
 their time: sqrt(c/t) s/b, where an execution costs c before its first timed step, a step takes t and scatters by s, and
 executions differ by b. With what was measured on two cores (c/t of 3, s of 5 %; b of 1 to 10 % in benchmarks/README.md,
-noise), that is a few."""
+noise), that is 0.9 to 9: a few."""
 VERIFICATION_SECONDS = 5.0
 """Time spent on the repeats of the winner's verification, unless they agree sooner: users see its figure and spread.
 Not more, for the same reason: it is the second execution that makes the figure more certain."""

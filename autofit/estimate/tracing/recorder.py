@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Self
 from unittest.mock import patch
@@ -47,18 +47,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._is_outside = False
         self._sum: tuple[int, int] | None = None
         """The storages of a gradient and of its sum with another, if the last operation has made that."""
-        self._clearing = patch.object(
-            torch, "clear_autocast_cache", partial(self._clear_in_order, torch.clear_autocast_cache)
-        )
+        self._clearing = ExitStack()
 
     def __enter__(self) -> Self:
-        self._clearing.start()
+        clearing = partial(self._clear_in_order, torch.clear_autocast_cache)
+        self._clearing.enter_context(patch.object(torch, "clear_autocast_cache", clearing))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        self._clearing.stop()
+        with self._clearing:
+            super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -231,7 +230,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _clear_in_order(self, clear: Callable[[], None]) -> None:
         """Empty autocast's cache, and record what that frees in the order of allocation. Torch's own order is that of a
         hash table of addresses (cached_casts of aten/src/ATen/autocast_mode.cpp), another in every run."""
-        begin = len(self._events)
+        self._sum, begin = None, len(self._events)  # no event is taken back meanwhile
         clear()
         self._events[begin:] = sorted(self._events[begin:])
 

@@ -197,7 +197,8 @@ class Traces:
                     by_torch = self._single(as_sdpa, library)
                     if by_torch.is_flash:  # the package's kernel keeps and allocates what torch's build of it does
                         return by_torch
-        key = _, keeps_inputs, _, masked = self._single_key(config, library)
+        key = self._single_key(config, library)
+        _, keeps_inputs, _, masked = key
         config, job = self._on_one_device(config, library), self._job(library)
         traced = partial(self._trace_decoder, job=job, keeps_inputs=keeps_inputs, masked=masked)
         return self._once("decoder", key, partial(_compiled_if_possible, config, traced))
