@@ -5,8 +5,13 @@ Nothing is guessed: what no axis can say, or nobody can see from here, is a `Usa
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import VOLATILE_KEYS, Model, architecture, load, names
@@ -28,14 +33,34 @@ UNSEEN = frozenset({"use_cpu"})
 """Keys that say on which device a run is, which is known here."""
 OF_TOKENIZERS = VOLATILE_KEYS | {"pad_token_id"}
 """Keys of an architecture that a Trainer changes to the tokenizer's, or that say how it was stored."""
+SAID_OF_ADAPTERS = frozenset(
+    {
+        *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "task_type", "peft_type"),
+        *("inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "init_lora_weights", "use_rslora"),
+        *("peft_version", "runtime_config", "ensure_weight_tying"),
+    }
+)
+"""Fields of a LoRA configuration that axes say, or that change neither memory nor time."""
 LENGTH = "how long its sequences are is not known: say it, as in TrainerCallback(record=True, seq_len=2048)"
 
 
-def own_command() -> str:
-    """This process's command line as `--command` takes it: its braces mean themselves."""
+SECRET_OPTION = re.compile(r"--?[\w-]*(token|password|passwd|secret|api[_-]?key|wandb[_-]?key)(=.+)?", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"hf_\w{20,}|\w+://[^/\s:@]*:[^/\s@]+@")
+"""A hub token, and an address with a password."""
+NOT_COMMANDS = ("ipykernel", "default_worker.py", "spawn_main", "multiprocessing")
+"""Words of processes that others have started in a way of their own: notebooks, Ray's workers, Python's."""
+
+
+def own_command(secrets: Sequence[str] = ()) -> str:
+    """This process's command line as `--command` takes it: its braces mean themselves. Raises `UsageError` where it has
+    none, and where it holds a secret: it is stored, and shown."""
     words = sys.orig_argv
-    if not sys.argv[0] or any("ipykernel" in word for word in words):
-        raise UsageError("it has no command of its own, as in a notebook")
+    if not sys.argv[0] or any(mark in word for mark in NOT_COMMANDS for word in words):
+        raise UsageError("it has no command of its own, as in a notebook or in a worker of Ray")
+    for word in words:
+        if SECRET_OPTION.fullmatch(word) or SECRET_VALUE.search(word) or any(secret in word for secret in secrets):
+            option = word.partition("=")[0] if word.startswith("-") else "a word"
+            raise UsageError(f"{option} of its command line may hold a secret: give that by the environment")
     return shlex.join(word.replace("{", "{{").replace("}", "}}") for word in words)
 
 
@@ -46,7 +71,7 @@ def options_of(args: TrainingArguments, model: Any, config: Config, seq_len: int
         raise UsageError(LENGTH)
     return WorkloadOptions.of(
         model=_named(model),
-        command=own_command(),
+        command=own_command([args.hub_token] if args.hub_token else []),
         seq_len=length,
         global_batch=config.number("micro_batch") * args.gradient_accumulation_steps,
         lora_dropout=0.0 if config["method"] == "full" else float(_adapters(model).lora_dropout),
@@ -68,10 +93,11 @@ def config_of(args: TrainingArguments, model: Any, optimizer: Any) -> Config:
     for ignored in run.not_counted:
         if ignored.key not in UNSEEN:
             raise UsageError(f"no axis says {ignored.key} ({ignored.because})")
+    _check_uncompiled(args, model)
     _check_optimizer(args, model, optimizer)
     _check_checkpointing(unwrap(model), run.config)
     _check_kernels(args, model)
-    values: dict[str, Value] = {**dict(run.config.items), **_method(model)}
+    values: dict[str, Value] = {**dict(run.config.items), **_method(args, model)}
     values["attention"] = _attention(unwrap(model))
     values["precision"] = _precision(args, model, str(values["method"]))
     return complete(values)
@@ -79,12 +105,13 @@ def config_of(args: TrainingArguments, model: Any, optimizer: Any) -> Config:
 
 def _arguments(args: TrainingArguments) -> Run:
     """What the arguments alone decide."""
-    of_trl = type(args).__module__.partition(".")[0] == "trl"
-    if not of_trl:
+    # A script may have classes of its own that derive from trl's.
+    of_trl = next((kind for kind in type(args).__mro__ if kind.__module__.partition(".")[0] == "trl"), None)
+    if of_trl is None:
         return READERS["transformers"].read(args.to_dict(), Where(devices=1))
-    if type(args).__name__ != "SFTConfig" or args.loss_type != "nll":
-        loss = f" with loss_type {args.loss_type}" if type(args).__name__ == "SFTConfig" else ""
-        raise UsageError(f"no axis says what a run of {type(args).__name__}{loss} computes")
+    if of_trl.__name__ != "SFTConfig" or args.loss_type != "nll":
+        loss = f" with loss_type {args.loss_type}" if of_trl.__name__ == "SFTConfig" else ""
+        raise UsageError(f"no axis says what a run of {of_trl.__name__}{loss} computes")
     if args.packing or args.padding_free:
         raise UsageError("it packs several sequences into a row, which no config without --lengths says")
     return READERS["trl"].read(args.to_dict(), Where(devices=1))
@@ -102,6 +129,21 @@ def _check_alone(args: TrainingArguments, model: Any) -> None:
     if len(devices) != 1 or next(iter(devices)).type != args.device.type or next(iter(devices)).index not in (None, 0):
         where = " and ".join(sorted(map(str, devices)))
         raise UsageError(f"its weights are on {where}, and only runs on one device, the first, are stored")
+
+
+def _check_uncompiled(args: TrainingArguments, model: Any) -> None:
+    """Raise `UsageError` for what is compiled, whose batches cannot be counted, and for what others have rewritten."""
+    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    compiled = any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+        or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+    if compiled or args.torch_compile or backend != "no":
+        raise UsageError("its model is compiled, so that the tokens of its batches cannot be counted")
+    if "unsloth" in sys.modules:
+        raise UsageError("unsloth has replaced parts of its model")
 
 
 def _named(model: Any) -> str:
@@ -166,16 +208,16 @@ def _adapters(model: Any) -> Any:
     kind = getattr(adapters.peft_type, "value", adapters.peft_type)
     if kind != "LORA":
         raise UsageError(f"no axis says adapters of the kind {kind}")
-    unsaid = ("use_dora", "modules_to_save", "rank_pattern", "layers_to_transform", "target_parameters", "lora_bias")
-    for name in unsaid:
-        if getattr(adapters, name, None):
+    from peft import LoraConfig
+
+    usual = LoraConfig()
+    for name in sorted(field.name for field in fields(usual)):
+        if name not in SAID_OF_ADAPTERS and getattr(adapters, name, None) != getattr(usual, name):
             raise UsageError(f"no axis says {name} of its adapters")
-    if adapters.bias != "none":
-        raise UsageError(f"no axis says bias={adapters.bias} of its adapters")
     return adapters
 
 
-def _method(model: Any) -> dict[str, Value]:
+def _method(args: TrainingArguments, model: Any) -> dict[str, Value]:
     """The method and, of adapters, their rank and targets."""
     stored = getattr(unwrap(model).config, "quantization_config", None)
     four_bit = bool(getattr(model, "is_loaded_in_4bit", False))
@@ -186,7 +228,7 @@ def _method(model: Any) -> dict[str, Value]:
             raise UsageError("its weights are in 4 bits and it has no adapters")
         return {"method": "full"}
     if four_bit:
-        _check_nf4(stored)
+        _check_nf4(stored, args, model)
     from peft.tuners.lora import LoraLayer
 
     adapters = _adapters(model)
@@ -195,14 +237,37 @@ def _method(model: Any) -> dict[str, Value]:
         "trl",
     )
     targets = keys.targets("lora_target_modules")
+    _check_everywhere(model)
     for ignored in keys.not_counted:
         raise UsageError(f"no axis says the targets of its adapters ({ignored.because.partition(';')[0]})")
     return {"method": "qlora" if four_bit else "lora", "rank": int(adapters.r), "targets": targets}
 
 
-def _check_nf4(stored: Any) -> None:
-    """Raise `UsageError` for 4-bit weights that are not those of the axis."""
+def _check_everywhere(model: Any) -> None:
+    """Raise `UsageError` unless each kind of module has adapters in all layers, and none but the layers has any."""
+    from peft.tuners.lora import LoraLayer
+
+    adapted, all_ = Counter[str](), Counter[str]()
+    for name, module in model.named_modules():
+        leaf, is_adapted = name.rpartition(".")[2], isinstance(module, LoraLayer)
+        if leaf != "base_layer" and (is_adapted or hasattr(module, "in_features") or hasattr(module, "num_embeddings")):
+            all_[leaf] += 1
+            adapted[leaf] += is_adapted
+        if is_adapted and "layers" not in name.split(".") and "h" not in name.split("."):
+            raise UsageError(f"no axis says adapters of {leaf}")
+    partly = [leaf for leaf, count in adapted.items() if 0 < count < all_[leaf]]
+    if partly:
+        raise UsageError(f"no axis says adapters in some layers: {partly[0]} has them in {adapted[partly[0]]}")
+
+
+def _check_nf4(stored: Any, args: TrainingArguments, model: Any) -> None:
+    """Raise `UsageError` for 4-bit weights that are not those of the axis, or whose products are wider."""
     settings = stored if isinstance(stored, dict) else stored.to_dict()
+    trained = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
+    products = {{"bf16": "bfloat16", "fp16": "float16"}[_autocast(args)]} if _autocast(args) != "no" else trained
+    computes = str(settings.get("bnb_4bit_compute_dtype")).removeprefix("torch.")
+    if products != {computes}:
+        raise UsageError(f"no axis says products in {computes} beside its 4-bit weights (bnb_4bit_compute_dtype)")
     if settings.get("bnb_4bit_quant_type") != "nf4" or not settings.get("bnb_4bit_use_double_quant"):
         raise UsageError("no axis says its 4-bit weights: qlora has nf4 with double quantisation")
 
@@ -214,13 +279,21 @@ def _attention(base: Any) -> str:
     return training_arguments.ATTENTION[name]
 
 
+def _autocast(args: TrainingArguments) -> str:
+    """`no`, `bf16` or `fp16`: what the Trainer tells accelerate, whose launcher may say it instead."""
+    said = str(getattr(args, "mixed_precision", None) or ("bf16" if args.bf16 else "fp16" if args.fp16 else "no"))
+    if said not in ("no", "bf16", "fp16"):
+        raise UsageError(f"no axis says mixed precision of {said}")
+    return said
+
+
 def _precision(args: TrainingArguments, model: Any, method: str) -> str:
     """The precision, from the formats of the weights and of autocast."""
     import torch
 
     trained = {p.dtype for p in model.parameters() if p.requires_grad}
     frozen = {p.dtype for p in model.parameters() if not p.requires_grad and p.is_floating_point()}
-    autocast = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    autocast = {"bf16": torch.bfloat16, "fp16": torch.float16, "no": None}[_autocast(args)]
     names = {
         (torch.float32, torch.bfloat16): "bf16-mixed",
         (torch.float32, torch.float16): "fp16-mixed",

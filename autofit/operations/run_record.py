@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,14 +44,12 @@ class RunRecord:
                 "its memory cannot be told from that of others: make the callback first, before TrainingArguments"
             )
         self._is_finite = True
-        self._batch_tokens = 0
-        # A hook would become part of a compiled graph.
-        self._hook = None if self._config["compile"] else model.register_forward_pre_hook(self._see, with_kwargs=True)
         self._observer = RunObserver(self._job, self._config, held_bytes)
+        self._tokens = TokenCount()
+        self._hook = model.register_forward_pre_hook(self._tokens, with_kwargs=True)
 
     def step(self) -> None:
-        self._observer.step(None if self._hook is None else self._batch_tokens)
-        self._batch_tokens = 0
+        self._observer.step(self._tokens.taken())
 
     def interrupt(self) -> None:
         """An evaluation or a checkpoint has followed the last step."""
@@ -59,9 +58,11 @@ class RunRecord:
     def end_epoch(self) -> None:
         self._observer.end_epoch()
 
-    def learned(self, loss: float) -> None:
-        """A loss was logged: the mean of some steps, which is therefore not stored as a step's."""
-        self._is_finite = self._is_finite and bool(torch.isfinite(torch.tensor(loss)))
+    def learned(self, loss: float, gradient_norm: float | None) -> None:
+        """A loss was logged: the mean of some steps, which is therefore not stored as a step's. A Trainer leaves losses
+        that are no numbers out of that mean, but not the gradients' norms; loss scaling lets these overflow."""
+        norm = 0.0 if gradient_norm is None or self._config["precision"] == "fp16-mixed" else gradient_norm
+        self._is_finite = self._is_finite and math.isfinite(loss) and math.isfinite(norm)
 
     def store(self, url: str | None) -> str:
         """Store the run, which has ended, and say how to ask for it. Raises `NotRecorded`."""
@@ -82,11 +83,22 @@ class RunRecord:
 
     def close(self) -> None:
         """Take back what was added to the model."""
-        if self._hook is not None:
-            self._hook.remove()
+        self._hook.remove()
 
-    def _see(self, module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """The model is called: count the tokens of a batch that it trains on."""
+
+class TokenCount:
+    """Counts the tokens of batches that a model trains on, as a hook before its forward pass. It holds a number alone:
+    a model is copied and saved with its hooks."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def __call__(self, module: Any, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         tokens = keywords.get("input_ids", inputs[0] if inputs else None)
-        if module.training and tokens is not None:
-            self._batch_tokens += tokens.numel()
+        if module.training and isinstance(tokens, torch.Tensor):
+            self._count += tokens.numel()
+
+    def taken(self) -> int:
+        """The tokens since the last call."""
+        count, self._count = self._count, 0
+        return count

@@ -103,7 +103,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         loss = logs["loss"]
         if self._trial is not None:
             self._trial.learned(_number(loss), _number(logs.get("grad_norm")))
-        self._recording(lambda record: record.learned(float(loss)))
+        self._recording(lambda record: record.learned(float(loss), _number(logs.get("grad_norm"))))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self._trial is not None:

@@ -44,17 +44,17 @@ class RunObserver:
         self._steps = 0
         self._left_out: set[int] = set()
         """The numbers of steps that are not timed, of those that are still to be counted."""
-        self._pending: tuple[int, float, int | None, int] | None = None
+        self._pending: tuple[int, float, int, int] | None = None
         """The last finished step: its number, seconds, tokens and bytes in use. What follows may leave it out."""
         self._seconds = array("d")
         self._in_use: list[int] = []
-        self._tokens: int | None = 0
-        """What the timed steps held; None where that cannot be seen."""
-        self._clock: StepClock[tuple[int, int | None, int]] = StepClock(self._meter)
+        self._tokens = 0
+        """What the timed steps held."""
+        self._clock: StepClock[tuple[int, int, int]] = StepClock(self._meter)
         self._clock.begin()
 
-    def step(self, tokens: int | None) -> None:
-        """An optimizer step was issued, on batches of so many tokens; None where that cannot be seen."""
+    def step(self, tokens: int) -> None:
+        """An optimizer step was issued, on batches of so many tokens."""
         self._steps += 1
         in_use = self._meter.in_use() if len(self._in_use) < MOST_REPEATS else 0
         for seconds, (number, held, bytes_then) in self._clock.end_step((self._steps, tokens, in_use)):
@@ -90,9 +90,8 @@ class RunObserver:
         )
 
     def _check_full(self) -> None:
-        """Raise `NotRecorded` unless the timed steps held what the workload says, as far as that can be seen."""
-        workload = self._job.workload
-        mean = workload.tokens_per_step if self._tokens is None else self._tokens / len(self._seconds)
+        """Raise `NotRecorded` unless the timed steps held what the workload says."""
+        workload, mean = self._job.workload, self._tokens / len(self._seconds)
         if abs(mean / workload.tokens_per_step - 1.0) > TOLERATED:
             raise NotRecorded(
                 f"its steps were on {mean:,.0f} tokens in the mean, and {workload.tokens_per_step:,} are "
@@ -109,7 +108,7 @@ class RunObserver:
             self._left_out.discard(number)
             return
         self._seconds.append(seconds)
-        self._tokens = None if tokens is None or self._tokens is None else self._tokens + tokens
+        self._tokens += tokens
         if len(self._in_use) < MOST_REPEATS:
             self._in_use.append(in_use)
 
