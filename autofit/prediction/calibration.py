@@ -152,7 +152,7 @@ def as_trials_show(job: Job, store: Store | None) -> Job:
     """
     if store is None or job.hardware.kind != "cuda":
         return job
-    latest = latest_fits(job.hardware, store, 20)  # among which one of autofit's own steps should be
+    latest = latest_fits(job.hardware, store, 20)
     return as_probed(with_observed_allocator(job, latest), stored_probe(job.hardware, job.stack, store, None))
 
 
@@ -183,12 +183,13 @@ def memory_deviations(job: Job, store: Store | None) -> dict[str, MemoryDeviatio
 
 
 def latest_fits(hardware: Hardware, store: Store, most: int, *, stack_key: str | None = None) -> list[Trial]:
-    """The latest trials that fitted, newest first: at most so many under each of the hardware's keys."""
+    """The latest trials of autofit's own step that fitted, newest first: at most so many under each of the hardware's
+    keys. Users' programs load data and do whatever else they do, and choose their allocator."""
     trials = [
         trial
         for key in hardware_keys(hardware, store)
         for trial in store.trials(
-            hardware_key=key, stack_key=stack_key, outcome=Fits.kind, limit=most, newest_first=True
+            hardware_key=key, stack_key=stack_key, outcome=Fits.kind, own_step=True, limit=most, newest_first=True
         )
     ]
     return sorted(trials, key=lambda trial: trial.recorded_at, reverse=True)

@@ -124,10 +124,10 @@ def undisturbed_probe(
 
 
 def _is_contradicted(stored: Probe, store: Store) -> bool:
-    """Whether the latest 50 trials since differ from the probe by a factor of two or more in the median: those of the
-    same model, on one device alone, whose time is not in doubt. The memory of one shared machine was twice as fast half
-    a minute later (benchmarks/README.md, other processors). A trial that was cut counts if it takes five times as long
-    at least: that bound comes from a first micro-step, which is the slowest."""
+    """Whether the latest 50 trials of autofit's own step differ from the probe by a factor of two or more in the
+    median: those since then of the same model, on one device alone, whose time is not in doubt. The memory of one
+    shared machine was twice as fast half a minute later (benchmarks/README.md, other processors). A trial that was cut
+    counts if it takes five times as long at least: that bound comes from a first micro-step, which is the slowest."""
     from autofit.estimate.time.guessed_rates import prior
     from autofit.estimate.time.roofline import seconds
 
@@ -137,7 +137,8 @@ def _is_contradicted(stored: Probe, store: Store) -> bool:
     rates = rates_of(stored, guess)
     hardware_key, stack_key = stored.hardware.key, stored.stack.key
     errors, least = [], 1.0
-    for trial in store.trials(hardware_key=hardware_key, stack_key=stack_key, limit=50, newest_first=True):
+    latest = store.trials(hardware_key=hardware_key, stack_key=stack_key, own_step=True, limit=50, newest_first=True)
+    for trial in latest:
         prediction = trial.prediction
         if trial.recorded_at <= stored.recorded_at or shapes_key(trial.workload.model_digest) != stored.shapes_key:
             continue

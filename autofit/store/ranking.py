@@ -41,7 +41,7 @@ from autofit.core.verdict import contradiction, most_memory, standing
 from autofit.store import contexts
 from autofit.store.database.engine import ROWS_AT_ONCE
 from autofit.store.rows import Reader, readable
-from autofit.store.tables import OF_CONFIG, OF_CONTEXT, TrialRow
+from autofit.store.tables import OF_CONFIG, OF_CONTEXT, TrialRow, WorkloadRow
 
 Columns = Any
 """`TrialRow` or an alias of it."""
@@ -62,6 +62,13 @@ def only_of_config(condition: ColumnElement[bool]) -> ColumnElement[bool]:
     """`condition` on the trials of one config, wrapped in a CASE so that the database finds the config's few rows by
     their key instead of using the index of all trials with one outcome."""
     return case((condition, 1), else_=0) == 1
+
+
+def of_own_step(rows: Columns) -> ColumnElement[bool]:
+    """The condition that a trial is of autofit's own step, and not of a user's program: those show of their hardware
+    what else such a program does."""
+    of_trial = WorkloadRow.key == rows.workload_key
+    return exists().where(of_trial, WorkloadRow.body["program"].as_string().is_(None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +194,7 @@ def repeated_executions(connection: Connection, hardware_key: str) -> list[list[
     """The executions of each config and workload that was recently timed in full more than once under one stack.
 
     Trials of a single timed step are left out: they have no spread of their own that could be subtracted. So are those
-    that others disturbed: they do not show how much executions differ by themselves.
+    that others disturbed, and those of users' programs: they do not show how much executions differ by themselves.
     """
     executions: defaultdict[tuple[str, str, str], list[Execution]] = defaultdict(list)
     for stack, workload, key, speed, width in connection.execute(_REPEATED, {"hardware_key": hardware_key}):
@@ -315,7 +322,7 @@ def _repeated() -> Select[*tuple[Any, ...]]:
         select(
             *(getattr(TrialRow, name) for name in OF_CONFIG), TrialRow.outcome, TrialRow.stopped_early, TrialRow.suspect
         )
-        .where(TrialRow.hardware_key == bindparam("hardware_key"))
+        .where(TrialRow.hardware_key == bindparam("hardware_key"), of_own_step(TrialRow))
         .order_by(TrialRow.id.desc())
         .limit(LATEST)
         .subquery()

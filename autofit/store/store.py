@@ -65,6 +65,8 @@ class Conditions(TypedDict, total=False):
     outcome: str | None
     """The outcome's kind."""
     search_id: str | None
+    own_step: bool | None
+    """True for trials of autofit's own step alone, without those of users' programs; False matches any, too."""
 
 
 class Store:
@@ -325,4 +327,6 @@ def _where(conditions: Conditions) -> list[ColumnElement[bool]]:
         of_workload.append(WorkloadRow.model == model if is_storable(model) else false())
     if of_workload:
         clauses.append(TrialRow.workload_key.in_(select(WorkloadRow.key).where(*of_workload)))
+    if conditions.get("own_step"):
+        clauses.append(ranking.of_own_step(TrialRow))
     return clauses

@@ -116,6 +116,23 @@ def test_other_hardware_and_other_stacks_show_nothing(store: Store) -> None:
     assert rates_for(make_job(), store) == guess()
 
 
+def test_runs_of_users_programs_hide_and_show_nothing(store: Store) -> None:
+    """However many there are, and whatever stack they ran under."""
+    for rank, speed in ((8, 2), (8, 2.4), (16, 2)):
+        store.add(predicted(slower(speed), rank=rank))
+    here, elsewhere = make_job(), make_job(hardware=CARD)
+    before = [Calibration.of(job, store) for job in (here, elsewhere)]
+    between = store.between_executions(HARDWARE.key)
+    assert before[0].rates != guess() and between > 0.01
+    newer = make_job(stack=replace(STACK, torch="2.14.0"))
+    for number in range(60):
+        job = newer if number % 2 else here
+        workload = replace(job.workload, program=f"python train.py {number % 20}")
+        store.add(predicted(slower(9 + number), job=replace(job, workload=workload)))
+    assert [Calibration.of(job, store) for job in (here, elsewhere)] == before
+    assert store.between_executions(HARDWARE.key) == between
+
+
 def test_a_card_that_is_not_here_is_as_fast_as_the_one_that_was_measured(store: Store) -> None:
     store.add(predicted(slower(7), job=make_job(stack=replace(STACK, torch="2.12.0"))))
     store.add(predicted(slower(3)))
