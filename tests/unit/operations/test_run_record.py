@@ -20,6 +20,7 @@ from unit.export.tiny_sft import save_tiny_llama
 from unit.operations.made_trials import fits, make_trial
 
 import autofit
+from autofit.core.errors import UsageError
 from autofit.core.outcome import Trial
 from autofit.core.units import GIB, MIB
 from autofit.operations import frontier, recommend
@@ -295,7 +296,49 @@ def test_a_notebook_has_no_command(
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"])
     first, _ = train(tmp_path, caplog, loaded(folder))
-    assert first.endswith("it has no command of its own, as in a notebook")
+    assert "it has no command of its own, as in a notebook" in first
+
+
+@pytest.mark.parametrize(
+    "word", ["--hub_token=abc", "--wandb-key", "hf_" + "a" * 24, "postgresql://me:secret@host/runs", "--id=of-the-user"]
+)
+def test_a_command_that_may_hold_a_secret_is_refused_without_a_word_of_it(
+    word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(sys, "orig_argv", [*COMMAND, word])
+    with pytest.raises(UsageError, match="secret") as caught:
+        own_command(["of-the-user"])
+    assert word.partition("=")[2] not in str(caught.value) or "=" not in word
+
+
+def test_the_launchers_precision_is_the_runs(
+    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accelerate launch --mixed_precision bf16` says it by a variable."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    train(tmp_path, caplog, loaded(folder, dtype=torch.float32))
+    (trial,) = stored(store)
+    assert trial.config["precision"] == "bf16-mixed"
+
+
+def test_a_model_that_the_script_compiles_is_refused_and_has_no_hook(
+    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = loaded(folder)
+    model.model.layers[0].compile(backend="eager")
+    first, _ = train(tmp_path, caplog, model)
+    assert "its model is compiled" in first and not model._forward_pre_hooks
+
+
+def test_adapters_in_some_layers_are_refused(
+    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    import peft
+
+    some = peft.LoraConfig(r=8, target_modules=r".*layers\.0\..*\.(q|k|v|o)_proj", task_type="CAUSAL_LM")
+    first, _ = train(tmp_path, caplog, peft.get_peft_model(loaded(folder), some))
+    assert "adapters in some layers" in first
 
 
 def test_a_store_that_fails_costs_a_line_and_no_run(
