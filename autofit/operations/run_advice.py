@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import load, names
-from autofit.core.errors import NothingFits, NotMeasured
+from autofit.core.errors import NothingFits, NotMeasured, UsageError
 from autofit.core.frontier import Point, point, ties
 from autofit.core.outcome import Fits, Trial
 from autofit.core.units import format_bytes
@@ -130,7 +130,10 @@ def _searches(program: str, script: str) -> bool:
     """Whether a measured command starts the script with what a search varies. One without placeholders has a single
     config, such as that of a run that was stored."""
     is_started = bool(script) and Path(script).name in {Path(word).name for word in shlex.split(program)}
-    return is_started and bool(Command.parse(program).placeholders)
+    try:
+        return is_started and bool(Command.parse(program).placeholders)
+    except UsageError:  # of an earlier version
+        return False
 
 
 def _is_named(measured: str, name: str) -> bool:

@@ -312,5 +312,13 @@ def _precision(args: TrainingArguments, model: Any, method: str) -> str:
         formats = " and ".join(sorted(str(other).removeprefix("torch.") for other in frozen))
         raise UsageError(f"no axis says its precision: frozen weights in {formats}, products in {autocast or dtype}")
     precision = names[dtype, autocast]
-    in_tf32 = precision == "fp32" and args.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if in_tf32 else precision
+    return "tf32" if precision == "fp32" and args.device.type == "cuda" and _multiplies_in_tf32() else precision
+
+
+def _multiplies_in_tf32() -> bool:
+    """Whether products of fp32 may be in TF32. Torch raises if it is asked in the older way where the newer one has set
+    that."""
+    import torch
+
+    newer = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    return newer == "tf32" if newer != "none" else torch.get_float32_matmul_precision() != "highest"
