@@ -47,7 +47,7 @@ LENGTH = "how long its sequences are is not known: say it, as in TrainerCallback
 SECRET_OPTION = re.compile(r"--?[\w-]*(token|password|passwd|secret|api[_-]?key|wandb[_-]?key)(=.+)?", re.IGNORECASE)
 SECRET_VALUE = re.compile(r"hf_\w{20,}|\w+://[^/\s:@]*:[^/\s@]+@")
 """A hub token, and an address with a password."""
-NOT_COMMANDS = ("ipykernel", "default_worker.py", "spawn_main", "multiprocessing")
+NOT_COMMANDS = ("ipykernel", "default_worker.py", "spawn_main")
 """Words of processes that others have started in a way of their own: notebooks, Ray's workers, Python's."""
 
 
