@@ -44,6 +44,7 @@ from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Fits
+from autofit.core.units import GIB
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
@@ -79,6 +80,12 @@ VALUES: dict[str, tuple[Value, ...]] = {
     "attention": ("sdpa", "efficient", "eager"),
     "kernels": ("liger", "torch"),
     "loss": ("fused", "chunked", "full"),
+    "mlp": ("tiled", "whole"),
+    "update": ("in-backward", "after-backward"),
+    "offload": ("optimizer", "params", *["none"] * 6),
+    # Whether rows hold several sequences a model reads from the device, where kernels compute nothing: padding-free rows
+    # would be trained without their mask.
+    "batching": ("packed", "grouped", "padded"),
 }
 PAIRED = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4)
 """What pairs are trained on, with so many sequences of each rank."""
@@ -90,12 +97,16 @@ EVAL_BATCHES = (1, 8, 16, 32, 64)
 DECODERS, ALIKE = 2, 5
 """How many values of the axes that make a decoder are drawn for one workload, and of the others for each of these: a
 decoder is traced once."""
-OF_ONE_DECODER = ("micro_batch", "optimizer", "loss")
+OF_ONE_DECODER = ("micro_batch", "optimizer", "update", "loss")
 DRAWS = 10
 """Attempts to draw one config that can work and may fit, before another decoder is drawn."""
 HOPELESS = 1.5
 """What is predicted to take more than so many times the card's memory is not run."""
 WITHOUT_SEGMENTS, CLOSE, CLOSENESS = 0.25, 0.5, 0.04
+OWN_LENGTHS, LENGTHS = 0.25, 24
+"""The share of workloads whose sequences differ in length, and how many lengths those have."""
+MOST_ON_HOST = 5 * GIB
+"""What is offloaded takes real memory of this machine, where several such configs may be trained at once."""
 
 
 class Drawing:
@@ -111,11 +122,14 @@ class Drawing:
         seq_len = self._random.choice([s for s in SEQ_LENS if longest is None or s <= longest])
         batch = self._random.choice(BATCHES)
         self._about: dict[str, Any] = {"model": model, "seq_len": seq_len, "global_batch": batch * asked.ranks}
+        if self._random.random() < OWN_LENGTHS:
+            shares = (self._random.lognormvariate(-1.5, 0.8) for _ in range(LENGTHS))
+            self._about["lengths"] = [max(2, min(seq_len, int(share * seq_len))) for share in shares]
         if asked.evaluate:
             self._about["eval_batch"] = self._random.choice(EVAL_BATCHES)
         if asked.trainers:
             self._about["trainer"] = self._random.choice(sorted(TRAINERS))
-        self._job = WorkloadOptions(**self._about, devices=asked.ranks).job(site)
+        self._job = WorkloadOptions.of(**self._about, devices=asked.ranks).job(site)
 
     def rows(self, runners: Mapping[bool, GroupRunner]) -> Iterator[dict[str, Any]]:
         """The lines of a group's configs; the runners are those with expandable segments and without."""
@@ -143,16 +157,22 @@ class Drawing:
             if why_not_trainable(config, self._job):
                 continue
             by_formula = bounded(config, self._job, memory_limit_bytes=memory, reason="")
-            if by_formula.device_bytes <= HOPELESS * memory:
+            if self._runs_here(by_formula):
                 found = estimator.estimate(config, memory_limit_bytes=memory)
-                if found.device_bytes <= HOPELESS * memory:
+                if self._runs_here(found):
                     return found
         return None
+
+    def _runs_here(self, found: Estimate) -> bool:
+        memory = self._job.hardware.memory_bytes
+        return found.device_bytes <= HOPELESS * memory and found.host_bytes <= MOST_ON_HOST
 
     def _one(self, decoder: Mapping[str, Value]) -> Config:
         drawn = dict(decoder) | {axis: self._random.choice(VALUES[axis]) for axis in OF_ONE_DECODER}
         if drawn["method"] == "full":
             del drawn["rank"], drawn["targets"]
+        if self._job.workload.lengths is None:
+            del drawn["batching"]
         while int(drawn["micro_batch"]) > self._job.workload.batch_per_device:
             drawn["micro_batch"] = self._random.choice(VALUES["micro_batch"])
         if self._ranks > 1:

@@ -97,7 +97,7 @@ def rows_of(*files: Path) -> list[Row]:
 def again(site: tuple[Hardware, Stack], rows: Sequence[Row]) -> list[Row]:
     """Rows of one job, predicted anew."""
     asked = {name: value for name, value in rows[0].job.items() if name not in ("ranks", "segments")}
-    job = WorkloadOptions(**asked, devices=rows[0].job["ranks"]).job(site)
+    job = WorkloadOptions.of(**asked, devices=rows[0].job["ranks"]).job(site)
     estimator = Estimator(replace(job, expandable_segments=rows[0].job["segments"]), None)
     found = []
     for row in rows:

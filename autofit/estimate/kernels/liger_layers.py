@@ -59,14 +59,18 @@ def _normed(module: nn.Module, in_place: bool, hidden: torch.Tensor) -> torch.Te
     return result
 
 
-def _gated(module: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """A gated MLP, whose two input projections may be one (Phi 3)."""
+def _gated(module: Any, hidden: torch.Tensor) -> Any:
+    """A gated MLP, whose two input projections may be one (Phi 3). As in Liger's modules, only what such a
+    one gives is held while the output projection runs without gradients."""
     if hasattr(module, "gate_up_proj"):
-        gate, up = module.gate_up_proj(hidden).chunk(2, dim=-1)
-    else:
-        gate, up = module.gate_proj(hidden), module.up_proj(hidden)
-    result: torch.Tensor = module.down_proj(_Gate.apply(gate, up))  # type: ignore[no-untyped-call]
-    return result
+        halves = module.gate_up_proj(hidden).chunk(2, dim=-1)
+        return module.down_proj(_gate(*halves))
+    return module.down_proj(_gate(module.gate_proj(hidden), module.up_proj(hidden)))
+
+
+def _gate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    product: torch.Tensor = _Gate.apply(gate, up)  # type: ignore[no-untyped-call]
+    return product
 
 
 def _rotated(
