@@ -83,8 +83,8 @@ VALUES: dict[str, tuple[Value, ...]] = {
     "mlp": ("tiled", "whole"),
     "update": ("in-backward", "after-backward"),
     "offload": ("optimizer", "params", *["none"] * 6),
-    # Whether rows hold several sequences a model reads from the device, where kernels compute nothing: padding-free rows
-    # would be trained without their mask.
+    # Not padding-free: whether a row has several sequences a model asks the device, whose kernels compute nothing, and
+    # would train without the mask.
     "batching": ("packed", "grouped", "padded"),
 }
 PAIRED = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4)

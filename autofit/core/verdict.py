@@ -20,6 +20,7 @@ from autofit.core.outcome import (
     Diverged,
     Fits,
     Measurement,
+    Outcome,
     OutOfMemory,
     TimedOut,
     Trial,
@@ -42,15 +43,21 @@ def verdict(
     user's own program. Running out of host memory settles nothing either, but what fitted before it must show that
     again.
 
-    The latest trial counts. But one that was stopped early gives way to one that was timed in full, and one whose time
-    is in doubt (`Trial.doubts`) to one whose time is not; one that is set aside settles nothing. Where one ran out of
-    device memory, a fit counts only once that is disproved (`ran_out`).
+    The latest trial counts. But a time-out sooner than usual, which may have had no time to end, gives way to a fit; one
+    that was stopped early to one that was timed in full; and one whose time is in doubt (`Trial.doubts`) to one whose
+    time is not. One that is set aside settles nothing. Where one ran out of device memory, a fit counts only once that
+    is disproved (`ran_out`).
     """
     settling = list(_settling(attempts, memory_limit_bytes, deadline_seconds))
-    fits = list(takewhile(lambda trial: isinstance(trial.outcome, Fits), settling))  # those since the last failure
+    telling = (trial for trial in settling if not _is_hurried(trial.outcome))
+    fits = list(takewhile(lambda trial: isinstance(trial.outcome, Fits), telling))  # those since the last failure
     if fits:
         return max(fits, key=lambda trial: (trial.timed_in_full and not trial.doubts, trial.timed_in_full))
     return settling[0] if settling else None
+
+
+def _is_hurried(outcome: Outcome) -> bool:
+    return isinstance(outcome, TimedOut) and outcome.deadline_seconds < DEADLINE_SECONDS
 
 
 def _settling(attempts: Sequence[Trial], memory_limit_bytes: int, deadline_seconds: float) -> Iterator[Trial]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from autofit.core.frontier import Point, dominates, point
 from autofit.core.lattice import Config, Lattice
-from autofit.core.outcome import DEADLINE_SECONDS, OutOfMemory, Trial
+from autofit.core.outcome import DEADLINE_SECONDS, OutOfMemory, TimedOut, Trial
 from autofit.core.verdict import contradiction, verdict
 from autofit.planning.plan import Plan
 from autofit.trial.measure.pace import UNSTEADY
@@ -141,8 +141,8 @@ class LatticeState:
     def learn(self, trial: Trial) -> None:
         """Add an outcome.
 
-        A trial that fitted, or whose time is in doubt, counts as what it means together with earlier ones of its config
-        (`core.verdict`).
+        A trial that fitted, that was not given the time to end, or whose time is in doubt counts as what it means
+        together with earlier ones of its config (`core.verdict`).
         """
         config = trial.config
         self.recall_bounds([trial])
@@ -153,7 +153,7 @@ class LatticeState:
             return
         self._attempts[config].append(trial)
         together = None
-        if self._fits(trial) or trial.doubts:
+        if self._fits(trial) or trial.doubts or isinstance(trial.outcome, TimedOut):
             together = verdict(self._attempts[config], self.memory_limit_bytes)
         self._count_as(together or trial)
 

@@ -82,6 +82,15 @@ def test_the_latest_attempt_counts() -> None:
     assert verdict([gone, first], 10 * GIB) == first
 
 
+def test_a_trial_that_was_given_less_time_than_usual_does_not_unseat_one_that_fitted() -> None:
+    fitted, hurried = at(10, fits(4, 100)), at(10, TimedOut(reason="no end within 30 s", deadline_seconds=30.0))
+    for deadline in (10.0, 600.0):
+        assert verdict([fitted, hurried], 10 * GIB, deadline) == fitted
+    assert verdict([hurried], 10 * GIB, 10.0) == hurried
+    assert verdict([fitted, at(10, TIMED_OUT)], 10 * GIB, 10.0).outcome == TIMED_OUT
+    assert verdict([at(10, crashed()), hurried], 10 * GIB, 10.0) == hurried
+
+
 def test_what_ran_out_of_memory_is_believed_until_two_trials_in_full_have_fitted() -> None:
     first, second, failed = at(10, fits(4, 100)), at(10, fits(4, 90)), at(10, out_of_memory())
     for attempts in (

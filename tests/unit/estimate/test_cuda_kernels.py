@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,6 +24,7 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.kernels.column_sums import taken
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.liger import chunk_rows
+from autofit.estimate.kernels.liger_layers import replaced
 from autofit.estimate.kernels.scratch import Held
 from autofit.estimate.memory.memory_trace import BEFORE
 from autofit.estimate.time.guessed_rates import guess
@@ -341,6 +343,19 @@ def test_chunks_of_the_fused_loss_are_ligers() -> None:
     assert chunk_rows(4 * 4096, 4096, 32001 + 4096) == 2048
     assert chunk_rows(100, 4096, 4096) == 100
     assert chunk_rows(100, 64, 64000) == 1
+
+
+def test_of_ligers_mlp_the_product_alone_is_held_while_the_output_projection_runs() -> None:
+    skeleton: Any = make_skeleton(make_plan(complete(parse("method=full,micro_batch=1")), job(), torch.device("cpu")))
+    mlp = skeleton.model.layers[0].mlp
+    held: list[weakref.ref[torch.Tensor]] = []
+    for projection in (mlp.gate_proj, mlp.up_proj):
+        projection.register_forward_hook(lambda module, inputs, output: held.append(weakref.ref(output)))
+    alive: list[object] = []
+    mlp.down_proj.register_forward_pre_hook(lambda module, inputs: alive.extend(made() for made in held))
+    with replaced(skeleton), torch.no_grad():
+        mlp(torch.empty(1, 2, mlp.gate_proj.in_features, device="meta", dtype=mlp.gate_proj.weight.dtype))
+    assert alive == [None, None]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])

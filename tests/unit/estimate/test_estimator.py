@@ -55,7 +55,14 @@ def test_a_config_takes_the_same_each_time_that_it_is_traced() -> None:
         assert again.peak_allocated_bytes == estimate.peak_allocated_bytes
 
 
-@pytest.mark.parametrize("text", ["method=full,precision=bf16", "method=lora,checkpointing=full,loss=chunked"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "method=full,precision=bf16",
+        "method=lora,checkpointing=full,loss=chunked",
+        "method=lora,checkpointing=full,mlp=tiled,targets=attention,loss=chunked",
+    ],
+)
 def test_sequences_with_lengths_take_the_time_of_a_mean_micro_batch_and_the_memory_of_the_longest(text: str) -> None:
     full = job_of(MODELS["gqa"])
     lengths = (*range(8, 64), 64)

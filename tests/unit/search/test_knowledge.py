@@ -57,6 +57,13 @@ def test_other_outcomes_rule_out_nothing(index: int, kind: str) -> None:
     assert len(state.points()) == (kind == "fits")
 
 
+def test_a_repeat_without_the_time_to_end_leaves_what_has_fitted() -> None:
+    state, config = LatticeState(LATTICE, 10 * GIB), LATTICE.configs[0]
+    state.learn(make_trial(config, fits(4, 100), limit=10 * GIB))
+    state.learn(make_trial(config, TimedOut(reason="no end within 36 s", deadline_seconds=36.0), limit=10 * GIB))
+    assert [point.config for point in state.points()] == [config]
+
+
 def test_fitting_elsewhere_above_the_limit_is_not_fitting_here(lattice: Lattice) -> None:
     state = LatticeState(lattice, 10 * GIB)
     config = lattice.configs[0]
