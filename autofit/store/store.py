@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -23,7 +23,7 @@ from autofit.store.access import Access
 from autofit.store.caches import Estimates, Probes
 from autofit.store.database import schema
 from autofit.store.database.address import Address
-from autofit.store.database.engine import ROWS_AT_ONCE, Database
+from autofit.store.database.engine import ROWS_AT_ONCE, Database, to_text
 from autofit.store.ranking import Ranking
 from autofit.store.rows import Reader, is_storable, storable
 from autofit.store.searches.lease import Lease, is_held
@@ -60,7 +60,7 @@ class Conditions(TypedDict, total=False):
     workload_key: str | None
     model: str | None
     """The workload's model."""
-    workload: Mapping[str, float | str] | None
+    workload: Mapping[str, float | str | Sequence[int]] | None
     """The values that other fields of the workload must have."""
     outcome: str | None
     """The outcome's kind."""
@@ -318,9 +318,9 @@ def _where(conditions: Conditions) -> list[ColumnElement[bool]]:
     values = {name: conditions.get(name) for name in columns}
     clauses = [getattr(TrialRow, name) == value for name, value in values.items() if value is not None]
     of_workload = [
-        WorkloadRow.body[name].as_string() == value
-        if isinstance(value, str)
-        else WorkloadRow.body[name].as_float() == float(value)
+        WorkloadRow.body[name].as_float() == float(value)
+        if isinstance(value, int | float)
+        else WorkloadRow.body[name].as_string() == (value if isinstance(value, str) else to_text(value))
         for name, value in workload.items()
     ]
     if model is not None:  # databases refuse to compare with what they cannot hold
