@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from sqlalchemy import Connection, bindparam, func, select, update
@@ -71,6 +72,18 @@ def version(connection: Connection, hardware_key: str | None, workload_key: str 
     return ".".join(f"{row.version}-{row.last_trial_id}" for row in rows)
 
 
+def versions(connection: Connection) -> list[tuple[Context, str]]:
+    """Every context with its version."""
+    columns = [getattr(ContextRow, name) for name in OF_CONTEXT]
+    return [((*keys,), str(raised)) for raised, *keys in connection.execute(select(ContextRow.version, *columns))]
+
+
+def outcomes(connection: Connection, context: Context) -> Counter[str]:
+    """How many trials of each outcome a context has."""
+    counted = select(TrialRow.outcome, func.count()).filter_by(**dict(zip(OF_CONTEXT, context, strict=True)))
+    return Counter({outcome: count for outcome, count in connection.execute(counted.group_by(TrialRow.outcome))})
+
+
 def stacks(connection: Connection, hardware_key: str, workload_key: str) -> list[str]:
     """Keys of the stacks that this workload ran under on this hardware, most recently used first."""
     rows = connection.execute(_STACKS, {"hardware_key": hardware_key, "workload_key": workload_key})
@@ -103,7 +116,8 @@ _EVERY_HARDWARE = (
     .where(TrialRow.id.in_(select(_NEWEST.scalar_subquery()).select_from(HardwareRow)))
     .order_by(TrialRow.id.desc())
 )
-_NEWEST_OF_CONTEXT = select(func.max(TrialRow.id)).where(
+# Not by the index of the hardware, which would lead past all that other contexts ran since.
+_NEWEST_OF_CONTEXT = select(func.max(TrialRow.id + 0)).where(
     *(getattr(TrialRow, name) == bindparam(name) for name in OF_CONTEXT)
 )
 # Not by `last_trial_id`, which imports of older versions gave to all contexts that they changed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -21,6 +22,7 @@ from autofit.core.workload import Workload
 from autofit.store import attempts, contexts, ranking
 from autofit.store.access import Access
 from autofit.store.caches import Estimates, Probes
+from autofit.store.contexts import Context
 from autofit.store.database import schema
 from autofit.store.database.address import Address
 from autofit.store.database.engine import ROWS_AT_ONCE, Database, to_text
@@ -82,6 +84,7 @@ class Store:
         self._database = database
         self._reader = Reader()
         self._rankings: Callable[..., Newest[Ranking | None]] = lru_cache(maxsize=RANKINGS)(lambda **_: Newest())
+        self._outcomes: defaultdict[Context, Newest[Counter[str]]] = defaultdict(Newest)
         self._between: Callable[[str], Newest[float]] = lru_cache(maxsize=RANKINGS)(lambda _: Newest())
         self.queue = SearchQueue(database)
         """Changes searches."""
@@ -190,10 +193,17 @@ class Store:
         query = select(func.count(TrialRow.id)).where(*_where(conditions))
         return self._database.fetch(lambda c: c.scalar(query)) or 0
 
-    def outcomes(self) -> dict[str, int]:
-        """How many trials there are of each outcome."""
-        query = select(TrialRow.outcome, func.count(TrialRow.id)).group_by(TrialRow.outcome)
-        return self._database.fetch(lambda c: {outcome: count for outcome, count in c.execute(query)})
+    def outcomes(self) -> Counter[str]:
+        """How many trials there are of each outcome; those of a context are counted anew once it has changed."""
+
+        def work(connection: Connection) -> Counter[str]:
+            counts = (
+                self._outcomes[context].as_of(version, partial(contexts.outcomes, connection, context))
+                for context, version in contexts.versions(connection)
+            )
+            return sum(counts, Counter())
+
+        return self._database.fetch(work)
 
     def stream(self) -> Iterator[Trial]:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
