@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, bindparam, func, select, update
+from sqlalchemy import Connection, bindparam, case, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autofit.store.tables import OF_CONTEXT, ContextRow, HardwareRow, TrialRow, WorkloadRow, table_of
@@ -94,7 +94,9 @@ def stacks(connection: Connection, hardware_key: str, workload_key: str) -> list
 
 
 def _renewal(adding: sqlite.Insert | postgresql.Insert) -> sqlite.Insert | postgresql.Insert:
-    raised = {"version": ContextRow.version + 1, "last_trial_id": adding.excluded.last_trial_id}
+    given, stored = adding.excluded.last_trial_id, ContextRow.last_trial_id
+    # Of two writers at once, the one with the newer trial may be the first.
+    raised = {"version": ContextRow.version + 1, "last_trial_id": case((given > stored, given), else_=stored)}
     return adding.on_conflict_do_update(index_elements=OF_CONTEXT, set_=raised)
 
 

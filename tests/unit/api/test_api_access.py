@@ -98,6 +98,11 @@ def test_a_closed_server_tells_nothing_but_that_it_lives(closed: TestClient) -> 
     assert closed.post("/v1/estimates", json={"model": MODEL}).status_code == 401
 
 
+def test_no_name_of_the_host_opens_a_closed_server(closed: TestClient) -> None:
+    for host in ("x/static/y?", "localhost/healthz?", "x/healthz#"):
+        assert closed.get("/v1/trials", headers={"Host": host}).status_code == 401
+
+
 def test_who_may_not_ask_is_not_told_what_is_wrong_with_it(client: TestClient) -> None:
     assert client.post("/v1/searches", json={"modle": 1}).status_code == 401
     headers = {"Content-Type": "application/json"}

@@ -8,10 +8,11 @@ from threading import Thread
 import pytest
 from leases import expire
 from sqlalchemy import event
-from unit.store.conftest import WORKLOAD, a_trial
+from unit.store.conftest import WORKLOAD, a_trial, context
 
 from autofit.core.outcome import OutOfMemory
 from autofit.store import Store, export_lines, import_lines
+from autofit.store.contexts import renew
 
 OTHER = replace(WORKLOAD, seq_len=4096)
 
@@ -75,6 +76,16 @@ def test_no_two_writers_leave_the_same_version(store: Store) -> None:
         writer.join()
     count, _, newest = version(store).partition("-")
     assert (int(count), int(newest)) == (20, max(t.trial_id or 0 for t in store.trials()))
+
+
+def test_of_two_writers_at_once_the_earlier_trial_may_be_committed_last(store: Store) -> None:
+    one, other = (context(a_trial(workload=workload)) for workload in (WORKLOAD, OTHER))
+    for trial in (a_trial(), a_trial(workload=OTHER), a_trial()):
+        store.add(trial)
+    with store._database.write() as connection:
+        renew(connection, {(one["hardware_key"], one["stack_key"], one["workload_key"]): 1})
+    newest_first = [workload.key for workload in store.workloads()]
+    assert newest_first == [one["workload_key"], other["workload_key"]]
 
 
 def test_outcomes_are_counted_again_only_where_they_may_have_changed(store: Store) -> None:
