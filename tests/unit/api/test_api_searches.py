@@ -155,6 +155,7 @@ WRONG = {
     "a space that is a path": ({"space": "/etc/passwd"}, "unknown space '/etc/passwd'"),
     "a misspelt model": ({"model": "smolm2-135m"}, "did you mean smollm2-135m"),
     "misspelt hardware": ({"hardware": "h10-80g"}, "did you mean h100-80g"),
+    "several kinds of hardware": ({"hardware": "h100-80g,l40s"}, "ask for one on each"),
     "a misspelt method": ({"method": "lara"}, "did you mean lora"),
     "a limit above the card's memory": ({"memory_limit": "100GiB"}, "more than the"),
     "a limit without a unit": ({"memory_limit": "24"}, "did you mean 24GiB?"),
