@@ -180,7 +180,9 @@ class Store:
         """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set; at
         most `limit`. With `before`, only those with lower numbers."""
         clauses = _where(conditions) + ([] if before is None else [TrialRow.id < before])
-        order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
+        # Of a workload by its own index: that of the hardware has the order, and leads past all that others ran.
+        number = TrialRow.id if conditions.get("workload_key") is None else TrialRow.id + 0
+        order = number.desc() if newest_first else number.asc()
         query = select(TrialRow).where(*clauses).order_by(order)
         if limit is not None:
             # The page is found by an index alone, so that the rows before it are never read.
