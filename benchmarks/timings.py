@@ -1,13 +1,17 @@
-"""What a search, launches and estimates take. Run nothing else on the machine meanwhile.
+"""What a search, launches, estimates and a server's answers take. Run nothing else on the machine meanwhile.
 
     python benchmarks/timings.py search [--job JOB] [--out FILE]
     python benchmarks/timings.py launches | estimator [--model NAME] [--out FILE]
+    python benchmarks/timings.py service [--trials N] [--contexts N] [--rate N] [--seconds N] [--store URL] [--out FILE]
 
 search     a search as a user runs it, the whole command, in a fresh store. Job `main` is `make search`, `lora` the same
            with that method, `plain` has no options. ONEDNN_MAX_CPU_ISA and the like make another processor of it
 launches   host time per operation of a tiny decoder, as the probe measures it, of the fastest of 12 micro-steps; on
            an emulated card it is the host's alone (tests/emulated_card/cards.py)
 estimator  one config, after imports, and the lattice of `single-gpu`, the whole command: new, and known
+service    recommendations and frontiers as a client on the server's machine waits for them, while ten trials a second
+           are stored: 200 where the answer has changed since it was last asked for, 304 where it has not. The server's
+           memory, too. The store is filled with drawn trials first, as far as the one that --store names has too few
 """
 
 from __future__ import annotations
@@ -16,25 +20,36 @@ import argparse
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from http.client import HTTPConnection
+from itertools import cycle, islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import torch
 
+from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.workload import Workload
 from autofit.operations import Estimation, WorkloadOptions
+from autofit.operations.recording.table_file import read_table
+from autofit.planning.lattices import load_space
 from autofit.probe.launches import TINY, per_operation
 from autofit.store import Store
-from autofit.techniques import Job, complete, parse
+from autofit.techniques import AXES, Job, complete, parse
 from autofit.trial.machine.detection import detect
 
 WORKLOAD = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4", "--memory-limit", "2GiB")
@@ -127,14 +142,139 @@ def lattice_seconds(model: str, folder: str) -> dict[str, Any]:
     return {"configs": json.loads(said)["configs"], "seconds": round(time.monotonic() - started, 2)}
 
 
+TABLE = Path(__file__).parent / "recorded" / "cpu-2c-smollm2-135m.jsonl"
+PATHS = ("/v1/recommendation", "/v1/frontier")
+CONNECTIONS = 8
+"""Requests of `service` that may be under way at once."""
+
+
+def service(asked: argparse.Namespace) -> dict[str, Any]:
+    """A server over a filled store, asked about each context in turn, with the tag of its last answer."""
+    options = {"model": "smollm2-135m", "seq_len": 128, "global_batch": 4}
+    targets = [f"{path}?{urlencode({**options, 'seed': n})}" for n in range(asked.contexts) for path in PATHS]
+    drawn = drawn_trials([WorkloadOptions(**options, seed=seed) for seed in range(asked.contexts)])
+    with tempfile.TemporaryDirectory() as folder, Store.open(asked.store or f"{folder}/store.db") as store:
+        store.add_new(islice(drawn, max(asked.trials - store.count(), 0)))
+        with (
+            running_server(store.url) as (server, port),
+            closing(Client(port)) as client,
+            ThreadPoolExecutor(CONNECTIONS) as threads,
+            storing(store, drawn),
+        ):
+            for target in targets:
+                client.ask(target)
+            began, memory, asking = time.monotonic(), [], []
+            for number, target in zip(range(asked.rate * asked.seconds), cycle(targets), strict=False):
+                time.sleep(max(0.0, began + number / asked.rate - time.monotonic()))
+                asking.append(threads.submit(client.ask, target))
+                if number % (asked.rate * asked.seconds // 10) == 0:
+                    pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
+                    memory.append(pages * os.sysconf("SC_PAGE_SIZE") >> 20)
+            taken = defaultdict[str, list[float]](list)
+            for name, seconds in (answer.result() for answer in asking):
+                taken[name].append(seconds)
+        return {
+            **{name: getattr(asked, name) for name in ("contexts", "rate", "seconds")},
+            "store": "postgresql" if store.folder is None else "sqlite",
+            "trials": store.count(),
+            "answers": {name: summed_up(seconds) for name, seconds in sorted(taken.items())},
+            "server_mib": memory,
+        }
+
+
+def summed_up(seconds: Sequence[float]) -> dict[str, float]:
+    """How many there are, with their median and 99th percentile in milliseconds."""
+    ordered = sorted(seconds)
+    return {"count": len(ordered)} | {f"p{p}": round(1e3 * ordered[len(ordered) * p // 100], 2) for p in (50, 99)}
+
+
+@contextmanager
+def storing(store: Store, trials: Iterator[Trial]) -> Iterator[None]:
+    """Stores one trial after another meanwhile, ten a second."""
+    over = threading.Event()
+
+    def store_them() -> None:
+        while not over.wait(0.1):
+            store.add(next(trials))
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(store_them)
+        try:
+            yield
+        finally:
+            over.set()
+            done.result()
+
+
+def drawn_trials(workloads: Sequence[WorkloadOptions]) -> Iterator[Trial]:
+    """Trials of each workload in turn, without end: configs of `single-gpu` with drawn memory and speed, a fifth of
+    them out of memory, all else as in a recorded trial."""
+    source, table = random.Random(0), read_table(TABLE)
+    recorded = next(trial for trial in table.trials if trial.measurement is not None)
+    assert recorded.measurement is not None
+    configs = list(load_space("single-gpu").configs(AXES, batch=4))
+    resolved = [workload.job((table.hardware, table.stack)).workload for workload in workloads]
+    for number, workload in enumerate(cycle(resolved)):
+        speed, size = source.lognormvariate(8.0, 0.5), int(source.lognormvariate(23.0, 0.5))
+        fits = Fits(measurement=replace(recorded.measurement, tokens_per_second=speed, device_bytes=size))
+        ran_out = OutOfMemory(reason="tried to allocate 2.00 GiB", phase="backward")
+        yield replace(
+            recorded,
+            config=source.choice(configs),
+            workload=workload,
+            outcome=ran_out if source.random() < 0.2 else fits,
+            recorded_at=datetime.fromtimestamp(number, UTC).isoformat(),
+        )
+
+
+@contextmanager
+def running_server(store: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server without a runner, and its port."""
+    command = [sys.executable, "-m", "autofit", "serve", "--no-runner", "--port", "0", "--store", store]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            yield process, int(process.stderr.readline().split("127.0.0.1:")[1].partition(",")[0])
+        finally:
+            process.terminate()
+
+
+class Client:
+    """Asks a server over connections that stay open."""
+
+    def __init__(self, port: int) -> None:
+        self._connections = [HTTPConnection("127.0.0.1", port) for _ in range(CONNECTIONS)]
+        self._idle, self._tags = list(self._connections), dict[str, str]()
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    def ask(self, target: str) -> tuple[str, float]:
+        """The path with the status of its answer, and the seconds until the whole of it was there."""
+        connection, started = self._idle.pop(), time.perf_counter()
+        connection.request("GET", target, headers={"If-None-Match": self._tags.get(target, "")})
+        answer = connection.getresponse()
+        answer.read()
+        seconds = time.perf_counter() - started
+        self._idle.append(connection)
+        assert answer.status in (200, 304), (target, answer.status)
+        self._tags[target] = answer.headers["ETag"]
+        return f"{target.partition('?')[0]} {answer.status}", seconds
+
+
 def main() -> None:
     """Measure, print, write."""
-    programs = {"search": search, "launches": launches, "estimator": estimator}
+    programs = {"search": search, "launches": launches, "estimator": estimator, "service": service}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=programs)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--job", default="main", choices=JOBS, help="of `search`")
     parser.add_argument("--model", default="llama-3.1-8b", help="of `estimator`")
+    of_service = {"trials": 1_000_000, "contexts": 200, "rate": 200, "seconds": 600}
+    for name, default in of_service.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help="of `service`")
+    parser.add_argument("--store", help="of `service`")
     asked = parser.parse_args()
     hardware, stack = detect()
     about = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds"), "hardware": hardware.name}

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from databases import migrated, postgresql_server, postgresql_url, sqlite_url, url
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from autofit.trial.process.group_runner import GroupRunner
     from autofit.trial.process.runner import TrialRunner
+
+__all__ = ["migrated", "postgresql_server", "postgresql_url", "sqlite_url", "url"]
 
 # The many processes that tests start should find compiled modules, as those of an installed program do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -51,24 +51,40 @@ def hardware_names(hardware: str, device: str = "auto") -> list[str]:
     return [name if card is None or len(names) == 1 else card.name for name, card in zip(names, cards, strict=True)]
 
 
-def prices(given: Sequence[str], names: Sequence[str], listed: Path | None = None) -> dict[str, float]:
-    """Hardware -> the price of one device for an hour: from the file of `--prices`, which may have those of more cards
-    than are compared, then from `--price NAME=NUMBER`. Raises `UsageError`."""
-    from autofit.catalog.hardware import card
+def prices(
+    given: Sequence[str], names: Sequence[str], listed: Path | None = None, store: str | None = None
+) -> dict[str, float]:
+    """Hardware -> the price of one device for an hour: from the file of `--prices`, which may have those of more
+    hardware than is compared, then from `--price NAME=NUMBER`. Hardware is what is compared, a card of the catalog, or
+    what the store knows. Raises `UsageError`."""
     from autofit.operations.hardware_compared import price_of_an_hour
 
     if (given or listed) and len(names) == 1 and names != ["all"]:
         raise UsageError("a price compares kinds of hardware: name several, such as --hardware h100-80g,l40s")
-    in_file = {card(name).name: price_of_an_hour(str(number)) for name, number in _price_list(listed).items()}
+    in_file = {_priced(name, names, store): price_of_an_hour(str(n)) for name, n in _price_list(listed).items()}
     price_of = {name: price for name, price in in_file.items() if names == ["all"] or name in names}
     for text in given:
         name, _, number = text.partition("=")
         if names == ["all"]:
-            name = card(name).name
+            name = _priced(name, names, store)
         elif name not in names:
             raise unknown("hardware with a price", name, names)
         price_of[name] = price_of_an_hour(number)
     return price_of
+
+
+def _priced(name: str, names: Sequence[str], store: str | None) -> str:
+    """The hardware that a price is of."""
+    from autofit.catalog.hardware import card, matching_cards
+    from autofit.prediction.estimate_cache import readable
+
+    if name in names:
+        return name
+    if not matching_cards(name):
+        with readable(store) as opened:
+            if opened is not None and name.lower() in opened.queue.hardware_names():
+                return name.lower()
+    return card(name).name
 
 
 def _price_list(path: Path | None) -> dict[str, object]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 from autofit.client.connection import Connection
@@ -122,12 +123,13 @@ class Client:
         seed: int | None = None,
         trainer: str | None = None,
         eval_batch: int | None = None,
+        lengths: str | Path | Sequence[int] | None = None,
         hardware: str | None = None,
         outcome: str | None = None,
         limit: int = 100,
     ) -> Iterator[dict[str, Any]]:
         """Every stored trial that meets the given conditions, newest first; `limit` of them are asked for at a time."""
-        query = _fields(locals())
+        query = _in_query(_fields(locals()))
         while True:
             page = self._connection.ask("GET", "/v1/trials", query=query)
             yield from page["trials"]
@@ -172,7 +174,7 @@ def _in_body(fields: dict[str, Any]) -> dict[str, Any]:
 def _in_query(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields as a query takes them: lengths as a workload states them."""
     if lengths := Lengths.given(fields.get("lengths")):
-        lengths = lengths.cut(fields["seq_len"])
+        lengths = lengths.cut(fields.get("seq_len", lengths.longest))
         fields |= {"lengths": ",".join(map(str, lengths.tokens)), "seq_len": lengths.longest}
     return fields
 

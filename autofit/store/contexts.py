@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
-from sqlalchemy import Connection, bindparam, func, select, update
+from sqlalchemy import Connection, bindparam, case, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autofit.store.tables import OF_CONTEXT, ContextRow, HardwareRow, TrialRow, WorkloadRow, table_of
@@ -71,6 +72,18 @@ def version(connection: Connection, hardware_key: str | None, workload_key: str 
     return ".".join(f"{row.version}-{row.last_trial_id}" for row in rows)
 
 
+def versions(connection: Connection) -> list[tuple[Context, str]]:
+    """Every context with its version."""
+    columns = [getattr(ContextRow, name) for name in OF_CONTEXT]
+    return [((*keys,), str(raised)) for raised, *keys in connection.execute(select(ContextRow.version, *columns))]
+
+
+def outcomes(connection: Connection, context: Context) -> Counter[str]:
+    """How many trials of each outcome a context has."""
+    counted = select(TrialRow.outcome, func.count()).filter_by(**dict(zip(OF_CONTEXT, context, strict=True)))
+    return Counter({outcome: count for outcome, count in connection.execute(counted.group_by(TrialRow.outcome))})
+
+
 def stacks(connection: Connection, hardware_key: str, workload_key: str) -> list[str]:
     """Keys of the stacks that this workload ran under on this hardware, most recently used first."""
     rows = connection.execute(_STACKS, {"hardware_key": hardware_key, "workload_key": workload_key})
@@ -81,7 +94,9 @@ def stacks(connection: Connection, hardware_key: str, workload_key: str) -> list
 
 
 def _renewal(adding: sqlite.Insert | postgresql.Insert) -> sqlite.Insert | postgresql.Insert:
-    raised = {"version": ContextRow.version + 1, "last_trial_id": adding.excluded.last_trial_id}
+    given, stored = adding.excluded.last_trial_id, ContextRow.last_trial_id
+    # Of two writers at once, the one with the newer trial may be the first.
+    raised = {"version": ContextRow.version + 1, "last_trial_id": case((given > stored, given), else_=stored)}
     return adding.on_conflict_do_update(index_elements=OF_CONTEXT, set_=raised)
 
 
@@ -103,7 +118,8 @@ _EVERY_HARDWARE = (
     .where(TrialRow.id.in_(select(_NEWEST.scalar_subquery()).select_from(HardwareRow)))
     .order_by(TrialRow.id.desc())
 )
-_NEWEST_OF_CONTEXT = select(func.max(TrialRow.id)).where(
+# Not by the index of the hardware, which would lead past all that other contexts ran since.
+_NEWEST_OF_CONTEXT = select(func.max(TrialRow.id + 0)).where(
     *(getattr(TrialRow, name) == bindparam(name) for name in OF_CONTEXT)
 )
 # Not by `last_trial_id`, which imports of older versions gave to all contexts that they changed.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -21,9 +22,10 @@ from autofit.core.workload import Workload
 from autofit.store import attempts, contexts, ranking
 from autofit.store.access import Access
 from autofit.store.caches import Estimates, Probes
+from autofit.store.contexts import Context
 from autofit.store.database import schema
 from autofit.store.database.address import Address
-from autofit.store.database.engine import ROWS_AT_ONCE, Database
+from autofit.store.database.engine import ROWS_AT_ONCE, Database, to_text
 from autofit.store.ranking import Ranking
 from autofit.store.rows import Reader, is_storable, storable
 from autofit.store.searches.lease import Lease, is_held
@@ -60,7 +62,7 @@ class Conditions(TypedDict, total=False):
     workload_key: str | None
     model: str | None
     """The workload's model."""
-    workload: Mapping[str, float | str] | None
+    workload: Mapping[str, float | str | Sequence[int]] | None
     """The values that other fields of the workload must have."""
     outcome: str | None
     """The outcome's kind."""
@@ -82,6 +84,7 @@ class Store:
         self._database = database
         self._reader = Reader()
         self._rankings: Callable[..., Newest[Ranking | None]] = lru_cache(maxsize=RANKINGS)(lambda **_: Newest())
+        self._outcomes: defaultdict[Context, Newest[Counter[str]]] = defaultdict(Newest)
         self._between: Callable[[str], Newest[float]] = lru_cache(maxsize=RANKINGS)(lambda _: Newest())
         self.queue = SearchQueue(database)
         """Changes searches."""
@@ -177,7 +180,9 @@ class Store:
         """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set; at
         most `limit`. With `before`, only those with lower numbers."""
         clauses = _where(conditions) + ([] if before is None else [TrialRow.id < before])
-        order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
+        # Of a workload by its own index: that of the hardware has the order, and leads past all that others ran.
+        number = TrialRow.id if conditions.get("workload_key") is None else TrialRow.id + 0
+        order = number.desc() if newest_first else number.asc()
         query = select(TrialRow).where(*clauses).order_by(order)
         if limit is not None:
             # The page is found by an index alone, so that the rows before it are never read.
@@ -190,10 +195,17 @@ class Store:
         query = select(func.count(TrialRow.id)).where(*_where(conditions))
         return self._database.fetch(lambda c: c.scalar(query)) or 0
 
-    def outcomes(self) -> dict[str, int]:
-        """How many trials there are of each outcome."""
-        query = select(TrialRow.outcome, func.count(TrialRow.id)).group_by(TrialRow.outcome)
-        return self._database.fetch(lambda c: {outcome: count for outcome, count in c.execute(query)})
+    def outcomes(self) -> Counter[str]:
+        """How many trials there are of each outcome; those of a context are counted anew once it has changed."""
+
+        def work(connection: Connection) -> Counter[str]:
+            counts = (
+                self._outcomes[context].as_of(version, partial(contexts.outcomes, connection, context))
+                for context, version in contexts.versions(connection)
+            )
+            return sum(counts, Counter())
+
+        return self._database.fetch(work)
 
     def stream(self) -> Iterator[Trial]:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
@@ -318,9 +330,9 @@ def _where(conditions: Conditions) -> list[ColumnElement[bool]]:
     values = {name: conditions.get(name) for name in columns}
     clauses = [getattr(TrialRow, name) == value for name, value in values.items() if value is not None]
     of_workload = [
-        WorkloadRow.body[name].as_string() == value
-        if isinstance(value, str)
-        else WorkloadRow.body[name].as_float() == float(value)
+        WorkloadRow.body[name].as_float() == float(value)
+        if isinstance(value, int | float)
+        else WorkloadRow.body[name].as_string() == (value if isinstance(value, str) else to_text(value))
         for name, value in workload.items()
     ]
     if model is not None:  # databases refuse to compare with what they cannot hold

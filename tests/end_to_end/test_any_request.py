@@ -17,17 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import APIOperation, Case, Config, GenerationMode, openapi
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
-from unit.api.test_api_searches import store
-from unit.operations.made_trials import MODEL
-from unit.store.conftest import migrated, postgresql_server, postgresql_url, sqlite_url, url
+from unit.operations.made_trials import MODEL, fill
 
 from autofit.api.app import create_app
 from autofit.operations.service.submission import submit
 from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.prediction.estimation import config_on
 from autofit.store import SCOPES, Store
-
-__all__ = ["migrated", "postgresql_server", "postgresql_url", "sqlite_url", "store", "url"]
 
 EXAMPLES = int(os.environ.get("AUTOFIT_EXAMPLES", "2"))
 """Requests of each kind that are drawn for each route."""
@@ -127,6 +123,14 @@ def likely(kind: str, holder: dict[str, Any], key: str, values: list[Any] | None
         holder[key] = {"enum": values}
     elif values is not None and kind == "allowed":
         holder[key] = {"anyOf": [{"enum": values}, holder[key]]}
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """A store with ten trials, of each kind in turn."""
+    with Store.open(url) as opened:
+        fill(opened)
+        yield opened
 
 
 @pytest.fixture

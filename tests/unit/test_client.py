@@ -122,6 +122,8 @@ def test_sequences_with_lengths_are_asked_for_as_they_were_measured(
     answer = client.recommend(**arguments, lengths=data)
     assert answer["workload"]["lengths"] == list(options.cut()[1] or ()) and answer["workload"]["seq_len"] == 512
     assert client.frontier(**arguments, lengths=data)["points"][0]["config"] == answer["config"]
+    (stored,) = client.trials(model=MODEL, lengths=data, seq_len=512)
+    assert stored["workload"] == answer["workload"] and list(client.trials(lengths=data)) == []
     with pytest.raises(NotMeasured):
         client.recommend(**arguments)
     search = client.search(**arguments, lengths=data, wait=False)

@@ -79,8 +79,10 @@ class Guard:
         await self._app(scope, receive, send)
 
     async def _refusal(self, request: Request) -> Response | None:
-        # What the page is made of are files of the package.
-        secret, is_open = _secret(request), request.url.path in OPEN or request.url.path.startswith("/static/")
+        # What the page is made of are files of the package. In `request.url` older versions of Starlette let the Host
+        # header have a part of the path.
+        path = request.scope["path"]
+        secret, is_open = _secret(request), path in OPEN or path.startswith("/static/")
         if secret is not None:
             try:
                 request.state.token = await look(self._store, partial(self._token_of, secret))

@@ -17,7 +17,7 @@ from autofit.catalog import space
 from autofit.catalog.hardware import cards
 from autofit.core.outcome import seconds_since
 from autofit.core.units import format_duration
-from autofit.store import ENDINGS, Search, Store
+from autofit.store import ENDINGS, Search
 
 ROUTES = APIRouter(route_class=PageRoute)
 
@@ -46,13 +46,14 @@ def start(request: Request, given: Fields, store: OpenedStore, models: Models, t
 
 
 @ROUTES.get("/searches/{search_id}")
-def search_page(request: Request, search: StoredSearch, store: OpenedStore) -> Response:
-    return render(request, "_search_state.html" if is_partial(request) else "search.html", **_values(search, store))
+def search_page(request: Request, search: StoredSearch, store: OpenedStore, models: Models) -> Response:
+    template = "_search_state.html" if is_partial(request) else "search.html"
+    return render(request, template, **_values(search, SearchState.of(search, store, models)))
 
 
 @ROUTES.post("/searches/{search_id}/cancel", dependencies=[RUN])
-def cancel(request: Request, search: StoredSearch, store: OpenedStore, token: MayRun) -> Response:
-    if searches.cancel(search, store, token).state not in ENDINGS:
+def cancel(request: Request, search: StoredSearch, store: OpenedStore, token: MayRun, models: Models) -> Response:
+    if searches.cancel(search, store, token, models).state not in ENDINGS:
         return sentence(request, "The search goes on: others want it too.", 200)
     return _go_to(request, f"/searches/{search.search_id}")
 
@@ -63,11 +64,11 @@ def _go_to(request: Request, address: str) -> Response:
     return RedirectResponse(address, 303)
 
 
-def _values(search: Search, store: Store) -> dict[str, Any]:
-    result = dict(search.result or {})
+def _values(search: Search, state: SearchState) -> dict[str, Any]:
+    result = state.result or {}
     return {
         "search": search,
-        "state": SearchState.of(search, store),
+        "state": state,
         "over": search.state in ENDINGS,
         "endings": ENDINGS,
         "recommended": result.get("recommendation"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,6 +76,10 @@ class NamedModels:
     def by_name(self, text: str) -> str:
         """A text in which the models of the folder go by the names by which clients know them."""
         return text if self.folder is None else text.replace(f"{self.folder}/", "")
+
+    def told(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """A document whose texts say it so."""
+        return {name: self.by_name(value) if isinstance(value, str) else value for name, value in document.items()}
 
     def in_folder(self) -> dict[str, Path]:
         """The models of the folder: only what stands directly in it, whatever a name looks like."""

@@ -41,7 +41,12 @@ def understood(read: Callable[[str], object]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _tokens(summed_up: str | None) -> tuple[int, ...] | None:
+    return None if summed_up is None else tuple(sorted(map(int, summed_up.split(","))))
+
+
 MemoryLimit = Annotated[str | None, understood(parse_bytes)]
+LengthsInQuery = Annotated[str | None, Field(pattern=r"^\d{1,9}(,\d{1,9})*$", description=SUMMED_UP)]
 OneLength = Annotated[int, Field(ge=2, le=LARGEST_COUNT)]
 
 
@@ -91,14 +96,14 @@ class WorkloadQuery(AskedWorkload):
     """The workload in a query."""
 
     model: str = Field(description="Name of a catalog model, or of another model that was measured")
-    lengths: str | None = Field(default=None, pattern=r"^\d{1,9}(,\d{1,9})*$", description=SUMMED_UP)
+    lengths: LengthsInQuery = None
 
     def workload(self, store: Store, models: NamedModels) -> WorkloadOptions | Workload:
         """The workload that the query describes; raises `UsageError` for a model that nobody knows."""
         if self.trainer is not None:
             trainer_by_name(self.trainer)  # raises
         model = models.find(self.model)
-        tokens = None if self.lengths is None else tuple(sorted(map(int, self.lengths.split(","))))
+        tokens = _tokens(self.lengths)
         options = self.options(model or self.model, None if tokens is None else Lengths(tokens, self.seq_len))
         if model is not None:
             return options
@@ -164,6 +169,7 @@ class TrialsQuery(BaseModel):
     seed: int | None = Field(default=None, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)
     trainer: str | None = Field(default=None, alias="for", description=TRAINER.partition(";")[0])
     eval_batch: int | None = Field(default=None, ge=1, le=LARGEST_INTEGER, description=EVAL_BATCH.partition(";")[0])
+    lengths: LengthsInQuery = None
     hardware: str | None = Field(default=None, description="Name of hardware with trials, or auto")
     outcome: str | None = Field(default=None, description="fits, out_of_memory, ...")
     limit: int = Field(default=100, ge=1, le=1000)
@@ -179,6 +185,8 @@ class TrialsQuery(BaseModel):
         workload = self.model_dump(include=AskedWorkload.model_fields.keys() - {"model"}, exclude_none=True)
         if self.trainer is not None:
             workload["trainer"] = trainer_by_name(self.trainer).name  # raises
+        if (tokens := _tokens(self.lengths)) is not None:
+            workload["lengths"] = tokens
         return {
             "model": self.model,
             "outcome": self.outcome,

@@ -14,7 +14,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 
 from autofit.api.middleware.access import ADMIN, RUN, MayRun
-from autofit.api.routes.common import Models, OpenedStore, Strict, silence_of_runners
+from autofit.api.routes.common import Models, NamedModels, OpenedStore, Strict, silence_of_runners
 from autofit.api.routes.query import GoalQuery, MemoryLimit, WorkloadBody, understood
 from autofit.api.schema.documents import EventAnswer, State
 from autofit.catalog import space
@@ -55,7 +55,7 @@ class SearchState(BaseModel):
     spent_trials: int
 
     @classmethod
-    def of(cls, search: Search, store: Store) -> SearchState:
+    def of(cls, search: Search, store: Store, models: NamedModels) -> SearchState:
         waiting_for = f"a free runner with {search.hardware_name}" if search.state == "queued" else None
         if search.state == "running" and not search.held:
             waiting_for = "another driver: its own has gone"
@@ -64,7 +64,8 @@ class SearchState(BaseModel):
         fields = {name: value for name, value in search.to_json().items() if name in cls.model_fields}
         request = dict(search.request.get("asked", search.request))
         request["model"] = search.workload.model  # its name, never its path on the server
-        return cls(**fields, asked=request, waiting_for=waiting_for, drivers=search.lease_epoch)
+        result = None if search.result is None else models.told(search.result)
+        return cls(**{**fields, "result": result}, asked=request, waiting_for=waiting_for, drivers=search.lease_epoch)
 
 
 def stored_search(search_id: Annotated[str, Path(pattern="^[0-9A-Za-z-]{1,64}$")], store: OpenedStore) -> Search:
@@ -103,23 +104,23 @@ def start(
     search_id = submit(asked, store, key=idempotency_key, by=token.name)
     request.state.search_id = search_id
     response.headers["Location"] = f"/v1/searches/{search_id}"
-    return SearchState.of(stored_search(search_id, store), store)
+    return SearchState.of(stored_search(search_id, store), store, models)
 
 
 @ROUTES.get("/v1/searches/{search_id}", summary="Where a search stands, and what it answered")
-def state(search: StoredSearch, store: OpenedStore) -> SearchState:
-    return SearchState.of(search, store)
+def state(search: StoredSearch, store: OpenedStore, models: Models) -> SearchState:
+    return SearchState.of(search, store, models)
 
 
 @ROUTES.delete("/v1/searches/{search_id}", dependencies=[RUN], summary="Cancel a search; its trials stay stored")
-def cancel(search: StoredSearch, store: OpenedStore, token: MayRun) -> SearchState:
+def cancel(search: StoredSearch, store: OpenedStore, token: MayRun, models: Models) -> SearchState:
     """It goes on for others that have asked for it; a token with the scope admin ends it for all."""
     is_admin = token.allows("admin")
     if not is_admin and not store.access.has_asked(token.name, search.search_id):
         store.access.note_refusal(token.name, search.search_id)
         raise HTTPException(403, f"search {search.search_id} is not one that {token.name!r} asked for")
     store.queue.cancel(search.search_id, by=token.name, for_all=is_admin)
-    return SearchState.of(stored_search(search.search_id, store), store)
+    return SearchState.of(stored_search(search.search_id, store), store, models)
 
 
 @ROUTES.get(
@@ -130,6 +131,7 @@ def cancel(search: StoredSearch, store: OpenedStore, token: MayRun) -> SearchSta
 async def events(
     search: StoredSearch,
     store: OpenedStore,
+    models: Models,
     last_event_id: Annotated[int, Header(ge=0, lt=2**31, description="Only events after this one")] = 0,
 ) -> AsyncIterable[EventAnswer]:
     search_id, seen = search.search_id, last_event_id
@@ -143,8 +145,9 @@ async def events(
             return
         for event in happened:
             seen = event.seq
+            told = {**event.to_json(), "body": models.told(event.body)}
             # FastAPI describes what it is annotated with, and sends this as it is.
-            yield ServerSentEvent(id=str(seen), event=event.kind, data=event.to_json())  # type: ignore[misc]
+            yield ServerSentEvent(id=str(seen), event=event.kind, data=told)  # type: ignore[misc]
         if now is None or now.state in ENDINGS:
             return
         await asyncio.sleep(0.5)

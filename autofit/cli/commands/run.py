@@ -97,7 +97,7 @@ def search(
         thorough=thorough,
         predict=not no_predict,
     )
-    per_hour = prices(price or [], names, prices_file)
+    per_hour = prices(price or [], names, prices_file, store)
     if len(names) > 1 or names == ["all"]:
         if dry_run or fewer_devices:
             raise UsageError("--dry-run and --fewer-devices take one kind of hardware at a time")

@@ -73,6 +73,8 @@ def hardware_for(name: str | None, store: Store) -> str:
         if len(names) == 1 and not names[0].startswith(EMULATED):
             return names[0]
         raise UsageError(f"name the hardware: {', '.join(names) or 'no runner has told of any yet'}")
+    if "," in name:
+        raise UsageError(f"a search is of one kind of hardware, and not of {name!r}: ask for one on each")
     if name.lower() in names:
         known = None if name.lower().startswith(EMULATED) else card_of(name.lower())
         return name.lower() if known is None else known.name  # at whatever power limit

@@ -98,6 +98,11 @@ def test_a_closed_server_tells_nothing_but_that_it_lives(closed: TestClient) -> 
     assert closed.post("/v1/estimates", json={"model": MODEL}).status_code == 401
 
 
+def test_no_name_of_the_host_opens_a_closed_server(closed: TestClient) -> None:
+    for host in ("x/static/y?", "localhost/healthz?", "x/healthz#"):
+        assert closed.get("/v1/trials", headers={"Host": host}).status_code == 401
+
+
 def test_who_may_not_ask_is_not_told_what_is_wrong_with_it(client: TestClient) -> None:
     assert client.post("/v1/searches", json={"modle": 1}).status_code == 401
     headers = {"Content-Type": "application/json"}
@@ -150,6 +155,13 @@ def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path
         answer = client.get(path, params={**query, "model": name} if title else {"model": name})
         assert (title is None or answer.json()["title"] == title, name in answer.text) == (True, True)
         assert str(tmp_path) not in answer.text
+    lease = store.queue.claim("a:1:0")
+    assert lease is not None
+    store.queue.end(lease, "failed", {"reason": f"nothing in {tmp_path / 'own' / 'tiny'} has weights"})
+    address = f"/v1/searches/{started['search_id']}"
+    for path in (address, f"{address}/events", address.removeprefix("/v1")):
+        told = client.get(path).text
+        assert "in tiny has weights" in told and str(tmp_path) not in told
     job = make_job(WorkloadOptions(model=str(tmp_path / "own" / "tiny"), seq_len=32, global_batch=4))
     kept = store.add(make_trial({"method": "full"}, fits(1.0, 100.0), job=job))
     exported = client.get("/v1/recommendation", params={**query, "format": "trl"})

@@ -216,3 +216,12 @@ def test_trials_of_a_workload_and_hardware(client: TestClient, store: Store) -> 
     for name, value in (("seed", 7), ("devices", 2), ("lora_dropout", 0.25), ("seq_len", 256)):
         (trial,) = get(client, "/v1/trials", **{name: value})["trials"]
         assert (trial["workload"][name], trial["hardware"]["name"]) == (value, "t4")
+
+
+def test_trials_of_sequences_with_lengths(client: TestClient, store: Store) -> None:
+    options = WorkloadOptions.of(model=MODEL, seq_len=128, global_batch=4, lengths=[30, 60, 128])
+    added = store.add(make_trial({}, fits(6, 900), job=make_job(options)))
+    (trial,) = get(client, "/v1/trials", lengths="60,30,128")["trials"]
+    assert (trial["trial_id"], trial["workload"]["lengths"]) == (added.trial_id, [30, 60, 128])
+    assert get(client, "/v1/trials", lengths="30,60")["total"] == 0
+    assert client.get("/v1/trials", params={"lengths": "30,"}).status_code == 400

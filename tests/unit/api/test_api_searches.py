@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from fastapi.testclient import TestClient
 from leases import long_ago
-from unit.operations.made_trials import MODEL, fill
+from unit.operations.made_trials import MODEL
 
 from autofit.api.app import create_app
 from autofit.api.schema import documents
@@ -21,14 +21,6 @@ from autofit.store import ENDINGS, Lease, Store
 
 TOKEN = "correct-horse-battery-staple"
 ASKED = {"model": MODEL, "seq_len": 128, "global_batch": 4, "memory_limit": "24GiB", "time_budget": "1h"}
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    """A store with trials on one card, in each kind of database."""
-    with Store.open(url) as opened:
-        fill(opened)
-        yield opened
 
 
 @pytest.fixture
@@ -163,6 +155,7 @@ WRONG = {
     "a space that is a path": ({"space": "/etc/passwd"}, "unknown space '/etc/passwd'"),
     "a misspelt model": ({"model": "smolm2-135m"}, "did you mean smollm2-135m"),
     "misspelt hardware": ({"hardware": "h10-80g"}, "did you mean h100-80g"),
+    "several kinds of hardware": ({"hardware": "h100-80g,l40s"}, "ask for one on each"),
     "a misspelt method": ({"method": "lara"}, "did you mean lora"),
     "a limit above the card's memory": ({"memory_limit": "100GiB"}, "more than the"),
     "a limit without a unit": ({"memory_limit": "24"}, "did you mean 24GiB?"),

@@ -221,6 +221,7 @@ def test_metrics(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPat
     assert not any(name.startswith("autofit_trials") for name in lost)
 
 
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)  # it traces a model, which takes seconds
 def test_an_estimate_is_made_in_a_process_of_its_own(client: TestClient) -> None:
     answer = client.post("/v1/estimates", json={**ESTIMATE, "config": {"method": "lora", "micro_batch": 2}})
     assert answer.status_code == 200, answer.text

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from unit.cli.conftest import Autofit
+from unit.operations.made_trials import HARDWARE
 
 from autofit.cli.arguments import _config_values, prices
 from autofit.core.errors import UsageError
 from autofit.estimate.tracing import traces
+from autofit.store import Store
 from tests import tiny
 from tests.jobs import model_in, tiny_model
 
@@ -119,6 +122,18 @@ def test_prices_of_a_file_are_those_of_the_cards_compared_unless_another_is_give
             prices([], ["all"], listed)
     with pytest.raises(UsageError, match="name several"):
         prices([], ["l4"], listed)
+
+
+def test_hardware_that_no_catalog_has_may_have_a_price(tmp_path: Path) -> None:
+    listed, path = tmp_path / "prices.yaml", str(tmp_path / "store.db")
+    listed.write_text("my-card: 0.5\nl4: 0.7\n")
+    assert prices([], ["my-card", "l4"], listed, path) == {"my-card": 0.5, "l4": 0.7}, "it is compared"
+    with pytest.raises(UsageError, match="unknown hardware 'my-card'"):
+        prices([], ["all"], listed, path)
+    with Store.open(path) as store:
+        store.queue.announce(replace(HARDWARE, name="my-card"))
+    assert prices(["My-Card=0.4"], ["all"], listed, path) == {"my-card": 0.4, "l4": 0.7}
+    assert prices([], ["l4", "h100-80g"], listed, path) == {"l4": 0.7}
 
 
 @pytest.mark.parametrize(

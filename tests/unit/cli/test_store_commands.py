@@ -16,7 +16,6 @@ import pytest
 from unit.cli.conftest import Autofit, Done
 from unit.operations.made_trials import MADE, out_of_memory
 from unit.operations.made_world import World
-from unit.store.conftest import migrated, postgresql_server, postgresql_url
 from unit.store.test_store_failures import locked, sql
 
 from autofit.core.outcome import Fits, Trial
@@ -26,8 +25,6 @@ from autofit.store import trial_log as keeping
 from autofit.store.database.schema import REVISIONS
 from autofit.store.searches.queue import SearchQueue
 from tests.made_stores import put
-
-__all__ = ["migrated", "postgresql_server", "postgresql_url"]
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
 SEARCH = ("search", *ASKED, "--device", "cpu", "--memory-limit", "2GiB", "--max-trials", "12")

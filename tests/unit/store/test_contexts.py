@@ -7,9 +7,12 @@ from threading import Thread
 
 import pytest
 from leases import expire
-from unit.store.conftest import WORKLOAD, a_trial
+from sqlalchemy import event
+from unit.store.conftest import WORKLOAD, a_trial, context
 
+from autofit.core.outcome import OutOfMemory
 from autofit.store import Store, export_lines, import_lines
+from autofit.store.contexts import renew
 
 OTHER = replace(WORKLOAD, seq_len=4096)
 
@@ -73,6 +76,34 @@ def test_no_two_writers_leave_the_same_version(store: Store) -> None:
         writer.join()
     count, _, newest = version(store).partition("-")
     assert (int(count), int(newest)) == (20, max(t.trial_id or 0 for t in store.trials()))
+
+
+def test_of_two_writers_at_once_the_earlier_trial_may_be_committed_last(store: Store) -> None:
+    one, other = (context(a_trial(workload=workload)) for workload in (WORKLOAD, OTHER))
+    for trial in (a_trial(), a_trial(workload=OTHER), a_trial()):
+        store.add(trial)
+    with store._database.write() as connection:
+        renew(connection, {(one["hardware_key"], one["stack_key"], one["workload_key"]): 1})
+    newest_first = [workload.key for workload in store.workloads()]
+    assert newest_first == [one["workload_key"], other["workload_key"]]
+
+
+def test_outcomes_are_counted_again_only_where_they_may_have_changed(store: Store) -> None:
+    ran_out = a_trial(outcome=OutOfMemory(reason="tried", phase="backward"))
+    for trial in (a_trial(), a_trial(), ran_out, a_trial(workload=OTHER)):
+        store.add(trial)
+    assert store.outcomes() == {"fits": 3, "out_of_memory": 1}
+    counted: list[tuple[str, ...]] = []
+    event.listen(
+        store._database.engine,
+        "before_cursor_execute",
+        lambda *given: counted.append(given[3]) if "FROM trials" in given[2] else None,
+    )
+    assert store.outcomes() == {"fits": 3, "out_of_memory": 1} and not counted
+    added = store.add(a_trial(workload=OTHER))
+    counted.clear()
+    assert store.outcomes() == {"fits": 4, "out_of_memory": 1}
+    assert len(counted) == 1 and added.workload.key in str(counted)
 
 
 def test_how_the_searches_are_doing(store: Store) -> None:

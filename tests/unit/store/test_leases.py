@@ -16,7 +16,7 @@ from autofit.core.errors import StoreError
 from autofit.store import KeyReused, Lease, LeaseLost, Store, UnderWay
 from autofit.store.searches.lease import pid_namespace
 
-RACES = 300
+RACES = 1000
 
 
 def states(store: Store) -> list[str]:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import a_database
 from leases import begin
-from unit.store.conftest import OUTCOMES, PREDICTION, a_database, a_trial, context, measured
+from unit.store.conftest import OUTCOMES, PREDICTION, a_trial, context, measured
 
 from autofit import __version__
 from autofit.core.errors import UsageError

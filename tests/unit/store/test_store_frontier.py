@@ -306,6 +306,7 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(tmp_path: 
         engine = store._database.engine
         event.listen(engine, "before_cursor_execute", lambda *given: statements.append((given[2], given[3])))
         stored_frontier(store, trial, limit)
+        store.attempts(**context(trial))
         store.hardware()
     with closing(sqlite3.connect(path)) as connection:
         plans = [
@@ -323,6 +324,8 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(tmp_path: 
     assert following and all("COVERING INDEX ix_trials_frontier" in way for way in following), following
     of_config = [plan for plan, statement in plans if " AS one" in statement and plan.startswith("SEARCH trials ")]
     assert of_config and all("config_key=?" in way for way in of_config), of_config
+    of_context = [plan for plan, statement in plans if "trials.workload_key = " in statement]
+    assert of_context and not any("ix_trials_hardware" in plan for plan in of_context), "past all that ran there since"
 
 
 def test_what_the_user_does_not_allow_hides_nothing(store: Store) -> None:
