@@ -43,10 +43,10 @@ def verdict(
     user's own program. Running out of host memory settles nothing either, but what fitted before it must show that
     again.
 
-    The latest trial counts. But a time-out sooner than usual, which may have had no time to end, gives way to a fit; one
-    that was stopped early to one that was timed in full; and one whose time is in doubt (`Trial.doubts`) to one whose
-    time is not. One that is set aside settles nothing. Where one ran out of device memory, a fit counts only once that
-    is disproved (`ran_out`).
+    The latest trial counts. But a time-out sooner than usual, which may have had no time to end, gives way to a fit;
+    one that was stopped early to one that was timed in full; and one whose time is in doubt (`Trial.doubts`) to one
+    whose time is not. One that is set aside settles nothing. Where one ran out of device memory, a fit counts only once
+    that is disproved (`ran_out`).
     """
     settling = list(_settling(attempts, memory_limit_bytes, deadline_seconds))
     telling = (trial for trial in settling if not _is_hurried(trial.outcome))
