@@ -29,6 +29,7 @@ from autofit.core.units import parse_bytes, parse_duration
 from autofit.core.workload import METHODS, Effect
 from autofit.store import Store
 from autofit.store.database.address import ENVIRONMENT, Address
+from tests.made_stores import put
 
 HARDWARE_LABEL = "autofit.io/hardware"
 
@@ -519,11 +520,32 @@ def test_kueue_has_a_quota_for_each_card() -> None:
     assert all([r["name"] for r in flavor["resources"]] == covered for flavor in resources["flavors"])
 
 
-def test_the_backup_is_an_export_on_a_volume_that_the_readme_makes() -> None:
+def test_a_nightly_backup_is_whole_and_the_readme_restores_it(tmp_path: Path) -> None:
     pod = templates(render("everything"))["backup"]["spec"]
-    (export,) = pod["containers"]
-    assert "autofit db export - | gzip" in export["command"][-1]
     assert f"name: {pod['volumes'][0]['persistentVolumeClaim']['claimName']}\n" in README
+    (container,) = pod["containers"]
+    backup, store = tmp_path / "backup", tmp_path / "store.db"
+    backup.mkdir()
+    for day in range(1, 20):
+        older = backup / f"trials-2026-01-{day:02}.jsonl.gz"
+        older.touch()
+        os.utime(older, (day, day))
+    put(store, filled=True)
+
+    def run(script: str, url: Path) -> str:
+        environment = {**os.environ, "PATH": f"{BESIDE_PYTHON}:{os.environ['PATH']}", "AUTOFIT_STORE": str(url)}
+        text = script.replace("/backup", str(backup))
+        return subprocess.run(
+            ["bash", "-ec", text], env=environment, capture_output=True, text=True, check=True
+        ).stdout  # fmt: skip
+
+    run(container["command"][-1], store)
+    kept = sorted(file.name for file in backup.iterdir())
+    assert len(kept) == 14 and kept[0] == "trials-2026-01-07.jsonl.gz", "two weeks"
+    (restore,) = re.findall(r'"(gunzip -c /backup/\S+ \| autofit db import -)"', README)
+    run(restore.replace("trials-DAY.jsonl.gz", kept[-1]), tmp_path / "restored.db")
+    whole = run("autofit db export -", store)
+    assert whole and run("autofit db export -", tmp_path / "restored.db") == whole
 
 
 def test_a_postgresql_of_ones_own_takes_the_place_of_ours() -> None:
@@ -533,6 +555,16 @@ def test_a_postgresql_of_ones_own_takes_the_place_of_ours() -> None:
     assert {(o["kind"], o["metadata"]["name"]) for o in left_out} == {
         ("StatefulSet", "autofit-postgres"), ("Service", "autofit-postgres"), ("NetworkPolicy", "autofit-store")
     }  # fmt: skip
+
+
+def test_sizes_are_those_that_the_docs_state() -> None:
+    page = (ROOT / "docs" / "admin" / "sizes.md").read_text()
+    stated = {row[0]: row[1:] for row in re.findall(r"^\| `([\w-]+)`[^|]*\| (\S+) \| (\S+) \| (\S+) \|", page, re.M)}
+    assert stated.keys() == {"postgres", "api", "ray-head", "runner", "ray-worker"}
+    resources = {container["name"]: container["resources"] for container in all_containers(render(SERVICE))}
+    for name, sizes in stated.items():
+        requests, most = resources[name]["requests"], resources[name]["limits"]["memory"]
+        assert sizes == (requests["cpu"], requests["memory"], most), name
 
 
 def test_the_image_has_compiled_what_offloading_needs() -> None:
@@ -659,6 +691,17 @@ def test_only_who_needs_them_reaches_store_and_ray(objects: tuple[Object, ...], 
     assert {c for c, t in pods.items() if any(selects(s["podSelector"], t) for s in sources)} == allowed & set(pods)
 
 
+def test_nobody_is_reached_but_by_a_rule(objects: tuple[Object, ...]) -> None:
+    """Beside those of the store and of Ray there is one, for the API."""
+    for component, template in templates(objects).items():
+        own = [o["spec"] for o in of_kind(objects, "NetworkPolicy") if selects(o["spec"]["podSelector"], template)]
+        entering = [spec for spec in own if "Ingress" in spec["policyTypes"]]
+        assert entering, f"{component} may be reached by anything"
+        rules = [rule for spec in entering for rule in spec.get("ingress", [])]
+        if component not in ("store", "ray-head", "ray-worker"):
+            assert rules == ([{"ports": [{"port": 8000}]}] if component == "api" else []), component
+
+
 def test_only_who_needs_it_reaches_anything_outside(objects: tuple[Object, ...]) -> None:
     """The store begins no connection. All others reach what is autofit's, and trials nothing else."""
     outside = {53, 443, 6443, 5432}
@@ -700,5 +743,9 @@ def test_the_readme_names_what_exists(objects: tuple[Object, ...]) -> None:
         assert (ROOT / path).exists(), path
     for overlay in (K8S / "overlays").iterdir():
         assert f"kubectl apply -k k8s/overlays/{overlay.name}\n" in README
-    assert set(re.findall(r"\b(?:job|rayjob)[ /](autofit-\w+)", README)) <= {*SEARCHES.values(), "autofit-migrate"}
+    assert set(re.findall(r"\b(?:job|rayjob)[ /](autofit-\w+)", README)) <= {
+        *SEARCHES.values(),
+        "autofit-migrate",
+        "autofit-restore",
+    }
     assert f"autofit-llm:{__version__}" in README
