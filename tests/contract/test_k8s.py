@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from autofit.core.units import parse_bytes, parse_duration
 from autofit.core.workload import METHODS, Effect
 from autofit.store import Store
 from autofit.store.database.address import ENVIRONMENT, Address
+from autofit.store.database.engine import Database
 from tests.made_stores import put
 
 HARDWARE_LABEL = "autofit.io/hardware"
@@ -650,6 +652,18 @@ def test_the_stores_url_is_that_of_the_server(objects: tuple[Object, ...]) -> No
     assert service["spec"]["ports"][0]["port"] == address.port
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         assert container[probe]["exec"]["command"][0] == "pg_isready"
+
+
+def test_the_server_has_a_connection_for_whoever_asks() -> None:
+    with closing(Database(Address.of("postgresql://autofit@localhost/autofit"))) as database:
+        pool: Any = database.engine.pool
+        each = pool.size() + pool._max_overflow
+    objects = render(SERVICE)
+    (container,) = the(objects, "StatefulSet", "autofit-postgres")["spec"]["template"]["spec"]["containers"]
+    (most,) = re.findall(r"max_connections=(\d+)", " ".join(container["args"]))
+    servers = the(objects, "Deployment", "autofit-api")["spec"]["replicas"]
+    runners = 1
+    assert int(most) >= (servers + runners) * each + 3, "three are kept for superusers"
 
 
 def test_services_reach_their_pods(objects: tuple[Object, ...]) -> None:
