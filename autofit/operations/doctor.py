@@ -32,12 +32,19 @@ class Check(Document):
 
 
 def examine(
-    *, store: str | None, device: str, with_ray: bool, build_ops: bool = False, quick: bool = False
+    *,
+    store: str | None,
+    device: str,
+    with_ray: bool,
+    build_ops: bool = False,
+    portable: bool = False,
+    quick: bool = False,
 ) -> list[Check]:
     """Check everything that a search needs on this machine; never raises for anything missing.
 
     With `build_ops`, DeepSpeed's native operations are compiled first if they are not already, a minute each; whatever
-    then prevents every offload is missing. If `quick`, what takes seconds is skipped, and said to be.
+    then prevents every offload is missing. With `portable`, too, they are compiled for other machines' processors as
+    well. If `quick`, what takes seconds is skipped, and said to be.
     """
     package = _package()
     try:
@@ -56,7 +63,7 @@ def examine(
             for gpu, remedy in (unused_devices() if hardware.kind == "cpu" else ())
         ),
         *libraries(hardware, stack, offload=build_ops),
-        *(_operation(name, build_ops) for name in native_ops.operations() if stack.deepspeed is not None),
+        *(_operation(name, build_ops, portable) for name in native_ops.operations() if stack.deepspeed is not None),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
         _disk(),
     ]
@@ -94,13 +101,13 @@ def libraries(hardware: Hardware, stack: Stack, *, offload: bool = False) -> lis
     return checks
 
 
-def _operation(name: str, build: bool) -> Check:
+def _operation(name: str, build: bool, portable: bool = False) -> Check:
     """One of DeepSpeed's native operations, which only configs that offload need. Where they are to be built, one that
     every kind of offload needs is missing if it cannot be."""
     title = f"deepspeed {name}"
     try:
         if build:
-            native_ops.build(name)
+            native_ops.build(name, portable=portable)
         hindrance = native_ops.hindrance(name)
         if hindrance is None and native_ops.is_built(name):
             return Check(name=title, state="ok", found="compiled")

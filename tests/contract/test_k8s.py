@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ from autofit.core.units import parse_bytes, parse_duration
 from autofit.core.workload import METHODS, Effect
 from autofit.store import Store
 from autofit.store.database.address import ENVIRONMENT, Address
-from autofit.training.prerequisites import native_ops
+from autofit.store.database.engine import Database
+from tests.made_stores import put
 
 HARDWARE_LABEL = "autofit.io/hardware"
 
@@ -37,11 +39,15 @@ ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 README = (K8S / "README.md").read_text()
 PART, COMPONENT, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/component", "app.kubernetes.io/name"
-VARIANTS = ("base", "service", *sorted(f"overlays/{folder.name}" for folder in (K8S / "overlays").iterdir()))
-SEARCHES = {"base": "autofit-search", "overlays/h100": "autofit-search", "overlays/cpu-smoke": "autofit-smoke"}
-OFFLOADING = ("base", "service", "overlays/h100")
-"""Those whose searches may offload."""
-COMPONENTS = ("backup", "eight-gpus", "kueue")
+SEARCHES = {"overlays/h100": "autofit-search", "overlays/cpu-smoke": "autofit-smoke"}
+SERVICE = "overlays/service"
+CARDS = tuple(sorted(folder.name for folder in (K8S / "components" / "gpu").iterdir()))
+EVERYTHING = (*(f"gpu/{card}" for card in CARDS), "search", "kueue", "backup")
+"""Components that an overlay may have together, in the order that the README asks for."""
+VARIANTS = (*SEARCHES, SERVICE, "everything")
+
+OPENING = ("api", "ray-head")
+"""The components that open the store for as long as they run."""
 
 Object = dict[str, Any]
 
@@ -53,7 +59,22 @@ KUBECTL = shutil.which("kubectl", path=os.pathsep.join([BESIDE_PYTHON, os.enviro
 @functools.cache
 def render(variant: str) -> tuple[Object, ...]:
     """What is applied."""
-    return kustomized(K8S / variant)
+    return overlay(*EVERYTHING) if variant == "everything" else kustomized(K8S / variant)
+
+
+@functools.cache
+def overlay(*components: str) -> tuple[Object, ...]:
+    """What is applied by an overlay of one's own with these components."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(K8S, Path(folder, "k8s"))
+        own = Path(folder, "k8s", "overlays", "own")
+        own.mkdir()
+        options = {"name": "autofit-search", "namespace": "autofit", "literals": ["HARDWARE=l40s"]}
+        named = {"resources": ["../../base"], "components": [f"../../components/{name}" for name in components]}
+        if "search" in components:
+            named["configMapGenerator"] = [options]  # type: ignore[list-item]
+        (own / "kustomization.yaml").write_text(yaml.safe_dump(named))
+        return kustomized(own)
 
 
 def kustomized(folder: Path) -> tuple[Object, ...]:
@@ -75,7 +96,7 @@ def objects(variant: str) -> tuple[Object, ...]:
 
 @pytest.fixture(params=SEARCHES)
 def searching(request: pytest.FixtureRequest) -> str:
-    """Each variant that is one search."""
+    """Each overlay that is one search."""
     return str(request.param)
 
 
@@ -95,7 +116,8 @@ def ray_job(objects: tuple[Object, ...]) -> Object:
 
 def templates(objects: tuple[Object, ...]) -> dict[str, Object]:
     """The pod templates by component."""
-    found = [o["spec"]["template"] for o in objects if o["kind"] in ("Deployment", "StatefulSet")]
+    found = [o["spec"]["template"] for o in objects if o["kind"] in ("Deployment", "StatefulSet", "Job")]
+    found += [job["spec"]["jobTemplate"]["spec"]["template"] for job in of_kind(objects, "CronJob")]
     found += [job["spec"]["submitterPodTemplate"] for job in of_kind(objects, "RayJob")]
     cluster = ray_cluster(objects)
     found.append(cluster["headGroupSpec"]["template"])
@@ -152,12 +174,16 @@ def words(shell_text: str, environment: dict[str, str]) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
+def search_options(objects: tuple[Object, ...]) -> dict[str, str]:
+    """The environment that the submitter has of its ConfigMaps, of which a later one wins."""
+    (submitter,) = templates(objects)["ray-submitter"]["spec"]["containers"]
+    names = [source["configMapRef"]["name"] for source in submitter["envFrom"]]
+    return {k: v for name in names for k, v in the(objects, "ConfigMap", name)["data"].items()}
+
+
 def search_words(objects: tuple[Object, ...], **changed: str) -> list[str]:
     """What runs on the head: KubeRay's submitter expands the entrypoint, and Ray gives it to a shell once more."""
-    submitter = templates(objects)["ray-submitter"]["spec"]["containers"][0]
-    (source,) = submitter["envFrom"]
-    options = the(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
-    submitted = words(ray_job(objects)["spec"]["entrypoint"], {**options, **changed})
+    submitted = words(ray_job(objects)["spec"]["entrypoint"], {**search_options(objects), **changed})
     shell, flag, script, *arguments = words(shlex.join(submitted), {})
     assert (shell, flag) == ("sh", "-c") and script.startswith("autofit ")
     return ["autofit", *arguments]
@@ -175,9 +201,8 @@ def test_every_file_is_part_of_something() -> None:
             assert file.name == "kustomization.yaml" or file.name in text, file
 
 
-def test_every_variant_is_listed() -> None:
-    assert set(VARIANTS) == {*SEARCHES, "service"}
-    assert {folder.name for folder in (K8S / "components").iterdir()} == set(COMPONENTS)
+def test_every_overlay_is_tested() -> None:
+    assert {f"overlays/{folder.name}" for folder in (K8S / "overlays").iterdir()} == {*SEARCHES, SERVICE}
 
 
 def test_every_object_has_namespace_and_labels(objects: tuple[Object, ...]) -> None:
@@ -218,8 +243,7 @@ def test_roots_are_read_only_with_room_for_scratch(objects: tuple[Object, ...]) 
             if container["image"].startswith("autofit"):
                 mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
                 assert {"/tmp", "/home/autofit"} <= mounted, (component, container["name"])
-    autoscaler = ray_cluster(objects).get("autoscalerOptions", {"securityContext": {"readOnlyRootFilesystem": True}})
-    assert autoscaler["securityContext"]["readOnlyRootFilesystem"] is True
+    assert ray_cluster(objects)["autoscalerOptions"]["securityContext"]["readOnlyRootFilesystem"] is True
 
 
 def test_containers_say_what_they_need(objects: tuple[Object, ...]) -> None:
@@ -236,38 +260,47 @@ def test_mounts_have_their_volumes(objects: tuple[Object, ...]) -> None:
         volumes |= claimed if component == "store" else set()
         mounted = {m["name"] for c in containers(template) for m in c.get("volumeMounts", [])}
         if component == "ray-head":  # KubeRay adds the autoscaler to its pod
-            mounted |= {m["name"] for m in ray_cluster(objects).get("autoscalerOptions", {}).get("volumeMounts", [])}
+            mounted |= {m["name"] for m in ray_cluster(objects)["autoscalerOptions"]["volumeMounts"]}
         assert mounted == volumes, component
 
 
-def test_images_are_of_one_version(objects: tuple[Object, ...]) -> None:
+def test_images_are_of_one_version_and_others_of_one_digest(objects: tuple[Object, ...]) -> None:
     for container in all_containers(objects):
-        image, _, tag = container["image"].rpartition(":")
+        name, _, digest = container["image"].partition("@")
+        image, _, tag = name.rpartition(":")
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", tag), container["image"]
-        if image.endswith("autofit-llm"):
+        if image == "autofit-llm":
             assert tag == __version__
+        else:
+            assert re.fullmatch(r"sha256:[0-9a-f]{64}", digest), container["image"]
     assert len({c["image"] for c in all_containers(objects)}) == 2
 
 
 def test_commands_are_autofits_own(objects: tuple[Object, ...], variant: str) -> None:
     options_by_command = {}
     for container in all_containers(objects):
-        words = container.get("command", [""])
-        words = words[-1].split(" || ")[0].split("; exec ")[-1].split() if words[0] == "sh" else words
-        if words[0] == "autofit":
-            name, options = parsed(words[1:])
+        text = " ".join(container.get("command", []))
+        for line in re.findall(r"(?:^|until |exec )autofit ([^;|]+)", text, re.MULTILINE):
+            name, options = parsed(line.split())
             options_by_command[name] = options
-    more = {"doctor"} if variant in OFFLOADING else set()
-    assert set(options_by_command) == {"serve", "db upgrade"} | more | ({"runner"} if variant == "service" else set())
+    more = {SERVICE: {"runner"}, "everything": {"db export"}}.get(variant, set())
+    assert set(options_by_command) == {"serve", "db check", "db upgrade", *more}
     assert options_by_command["serve"]["host"] == "0.0.0.0"
 
 
-def test_the_store_is_migrated_wherever_it_is_opened(objects: tuple[Object, ...]) -> None:
-    for component in ("api", "ray-head"):
-        first, second, *_ = templates(objects)[component]["spec"]["initContainers"]
-        assert (first["name"], second["name"]) == ("wait-for-store", "migrate")
-        assert "pg_isready" in first["command"][-1]
-        assert second["command"] == ["autofit", "db", "upgrade"]
+def test_all_that_opens_the_store_waits_for_its_schema(objects: tuple[Object, ...], tmp_path: Path) -> None:
+    wait, migrate = (c for c in containers(templates(objects)["migrate"]))
+    assert "pg_isready" in wait["command"][-1] and migrate["command"] == ["autofit", "db", "upgrade"]
+    first = {templates(objects)[component]["spec"]["initContainers"][0]["command"][-1] for component in OPENING}
+    assert first == {"until autofit db check; do sleep 5; done"}
+
+
+def test_the_schema_is_there_when_the_job_has_run(tmp_path: Path) -> None:
+    def run(*words: str) -> int:
+        environment = {**os.environ, "AUTOFIT_STORE": str(tmp_path / "store.db")}
+        return subprocess.run([f"{BESIDE_PYTHON}/autofit", *words], env=environment, capture_output=True).returncode
+
+    assert [run("db", "check"), run("db", "upgrade"), run("db", "check")] == [4, 0, 0]
 
 
 def test_the_search_is_one_that_autofit_takes(searching: str) -> None:
@@ -291,7 +324,7 @@ def test_the_search_is_one_that_autofit_takes(searching: str) -> None:
 
 @pytest.mark.parametrize("code", [0, 2, 3, 4, 130])
 def test_that_nothing_fits_is_no_failure_of_the_job(code: int, tmp_path: Path) -> None:
-    entrypoint = ray_job(render("base"))["spec"]["entrypoint"]
+    entrypoint = ray_job(render("overlays/h100"))["spec"]["entrypoint"]
     program = tmp_path / "autofit"
     program.write_text(f'#!/bin/sh\ntest "$1 $2" = "search --model" || exit 99\nexit {code}\n')
     program.chmod(0o755)
@@ -310,26 +343,24 @@ def test_an_option_left_empty_is_left_out_and_a_space_does_no_harm(searching: st
 
 def test_every_option_of_search_env_is_used(searching: str) -> None:
     objects = render(searching)
-    (options,) = of_kind(objects, "ConfigMap")
     used = set(re.findall(r"\$\{(\w+)", ray_job(objects)["spec"]["entrypoint"]))
-    assert set(options["data"]) == used
+    assert set(search_options(objects)) == used
 
 
 def test_search_env_has_every_option_but_those_that_the_readme_names() -> None:
     command: Any = typer.main.get_command(app)
     options = {p.opts[0].removeprefix("--") for p in command.commands["search"].params}
-    (data,) = of_kind(render("base"), "ConfigMap")
-    given = {name.lower().replace("_", "-") for name in data["data"]}
+    given = {name.lower().replace("_", "-") for name in search_options(render("overlays/h100"))}
     of_the_cluster = {"ray-address", "store", "json", "dry-run", "in-place", "price", "prices"}
-    named = {"workers": "`replicas`", "fresh": "measuring afresh"}
-    assert options - given == of_the_cluster | named.keys()
-    told = " ".join(README[README.index("`k8s/base/search.env` has") :].split("\n\n")[0].split())
-    assert all(words in told for words in named.values())
+    assert options - given == {*of_the_cluster, "fresh"}
+    told = " ".join(README[README.index("`k8s/components/search/search.env` has") :].split("\n\n")[0].split())
+    assert "measuring afresh" in told
 
 
 def test_a_search_keeps_its_options_when_others_are_applied() -> None:
-    names = {of_kind(render(variant), "ConfigMap")[0]["metadata"]["name"] for variant in SEARCHES}
-    assert len(names) == len(SEARCHES)
+    names = [o["metadata"]["name"] for variant in SEARCHES for o in of_kind(render(variant), "ConfigMap")]
+    own = [name for name in names if not name.startswith("autofit-search-defaults-")]
+    assert len(set(own)) == len(SEARCHES) == len(own) and len(set(names)) == len(own) + 1
 
 
 def test_the_ray_job_resumes_and_cleans_up(searching: str) -> None:
@@ -364,22 +395,47 @@ def test_trials_land_on_workers_alone(objects: tuple[Object, ...], variant: str)
         assert shared["sizeLimit"]
 
 
-def test_the_service_has_a_group_of_workers_for_each_card_and_none_that_wait() -> None:
-    spec = ray_cluster(render("service"))
+def test_nodes_with_a_search_are_not_taken_to_save_them(objects: tuple[Object, ...]) -> None:
+    cluster = ray_cluster(objects)
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        stays = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+        assert stays.items() <= group["template"]["metadata"]["annotations"].items()
+
+
+def test_what_has_replicas_is_spread_and_loses_one_at_a_time(objects: tuple[Object, ...]) -> None:
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    for o in of_kind(objects, "Deployment"):
+        template = o["spec"]["template"]
+        (budget,) = (b["spec"] for b in budgets if selects(b["spec"]["selector"], template))
+        assert budget["maxUnavailable"] == 1 < o["spec"]["replicas"]
+        spread = template["spec"]["topologySpreadConstraints"]
+        assert {s["topologyKey"] for s in spread} == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}
+        assert all(selects(s["labelSelector"], template) for s in spread)
+
+
+def test_each_card_has_a_group_of_workers_that_starts_from_no_node() -> None:
+    spec = ray_cluster(render("everything"))
     assert spec["enableInTreeAutoscaling"] is True
-    pods = []
+    pods = {}
     for group in spec["workerGroupSpecs"]:
         card = hardware.card(group["groupName"])
         assert group["labels"] == {HARDWARE_LABEL: card.name} and group["replicas"] == group["minReplicas"] == 0
-        pod = copy.deepcopy(group["template"]["spec"])
-        product = pod.pop("nodeSelector")["nvidia.com/gpu.product"]
+        pods[card.name] = copy.deepcopy(group["template"])
+        product = pods[card.name]["spec"].pop("nodeSelector")["nvidia.com/gpu.product"]
         assert hardware.matching_cards(product.replace("-", " ")) == (card,)
-        pods.append(pod)
-    assert len(pods) > 1 and all(pod == pods[0] for pod in pods)
+        resources = pods[card.name]["spec"]["containers"][0].pop("resources")
+        assert resources["requests"]["memory"] == resources["limits"]["memory"]
+    assert set(pods) == set(CARDS) and all(pod == pods[CARDS[0]] for pod in pods.values())
+
+
+def test_components_in_an_order_that_would_lose_them_are_refused() -> None:
+    for components in (("search", "gpu/l40s"), ("gpu/l40s", "kueue", "search")):
+        with pytest.raises(AssertionError, match=r"nothing selected by RayCluster|no matches for Id RayJob"):
+            overlay(*components)
 
 
 def test_the_runner_shares_what_a_driver_reaches_ray_by() -> None:
-    spec = ray_cluster(render("service"))
+    spec = ray_cluster(render(SERVICE))
     template = spec["headGroupSpec"]["template"]
     (head,), (*_, runner) = template["spec"]["containers"], template["spec"]["initContainers"]
     assert (head["name"], runner["name"]) == ("ray-head", "runner")
@@ -388,7 +444,7 @@ def test_the_runner_shares_what_a_driver_reaches_ray_by() -> None:
     assert {"/tmp/ray", "/dev/shm"} <= {mount["mountPath"] for mount in head["volumeMounts"]}
     given = {variable["name"]: variable for variable in runner["env"]}
     assert given["RAY_AUTH_MODE"]["value"] == spec["authOptions"]["mode"]
-    (cluster,) = of_kind(render("service"), "RayCluster")
+    (cluster,) = of_kind(render(SERVICE), "RayCluster")
     # The secret that KubeRay makes for a cluster, and its one key.
     secret = {"name": cluster["metadata"]["name"], "key": "auth_token"}
     assert given["RAY_AUTH_TOKEN"]["valueFrom"] == {"secretKeyRef": secret}
@@ -400,21 +456,24 @@ def test_the_runner_shares_what_a_driver_reaches_ray_by() -> None:
 
 def test_another_image_replaces_the_pods_of_the_service() -> None:
     """Only a RayCluster of its own may say so: KubeRay refuses it within a RayJob."""
-    assert ray_cluster(render("service"))["upgradeStrategy"] == {"type": "Recreate"}
+    assert ray_cluster(render(SERVICE))["upgradeStrategy"] == {"type": "Recreate"}
     assert all("upgradeStrategy" not in ray_cluster(render(variant)) for variant in SEARCHES)
 
 
 def test_a_search_asks_for_all_that_a_group_may_have() -> None:
     """A group starts from no node: without a number a search would ask for one."""
-    spec = ray_cluster(render("service"))
+    spec = ray_cluster(render(SERVICE))
     (runner,) = (c for c in spec["headGroupSpec"]["template"]["spec"]["initContainers"] if c["name"] == "runner")
     _, options = parsed(runner["command"][-1].partition("exec autofit ")[2].split())
     assert {group["maxReplicas"] for group in spec["workerGroupSpecs"]} == {options["workers"]}
+    for searching in SEARCHES:
+        (group,) = ray_cluster(render(searching))["workerGroupSpecs"]
+        assert parsed(search_words(render(searching))[1:])[1]["workers"] == group["maxReplicas"]
 
 
 def test_a_runner_that_ends_is_started_again() -> None:
     """The pod's own policy is Never, as KubeRay's second autoscaler asks: only a sidecar may have one of its own."""
-    head = templates(render("service"))["ray-head"]["spec"]
+    head = templates(render(SERVICE))["ray-head"]["spec"]
     again = {c["name"] for c in head["initContainers"] if c.get("restartPolicy") == "Always"}
     assert again == {"runner"} and [c["name"] for c in head["containers"]] == ["ray-head"]
 
@@ -427,70 +486,112 @@ def times(count: int, amount: str | int) -> str | int:
     return f"{count * int(digits)}{amount.removeprefix(digits)}"
 
 
-@functools.cache
-def with_component(component: str) -> tuple[Object, ...]:
-    """What is applied by an overlay that adds the component to that of the H100."""
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(K8S, Path(folder, "k8s"))
-        overlay = Path(folder, "k8s", "overlays", "own")
-        overlay.mkdir()
-        named = {"resources": ["../h100"], "components": [f"../../components/{component}"]}
-        (overlay / "kustomization.yaml").write_text(yaml.safe_dump(named))
-        return kustomized(overlay)
+def test_a_pod_may_have_the_eight_gpus_of_a_machine() -> None:
+    alone, eight = (
+        ray_cluster(overlay("gpu/l40s", "gpu/h100-80g", *more, "runner"))["workerGroupSpecs"]
+        for more in ((), ("eight-gpus",))
+    )
+    assert alone[1] == eight[1] and eight[1]["groupName"] == "l40s", "only the card before it"
+    group, one = eight[0], alone[0]["template"]["spec"]
+    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"] == 1
+    pod = group["template"]["spec"]
+    for kind in ("requests", "limits"):
+        asked = {name: times(8, amount) for name, amount in one["containers"][0]["resources"][kind].items()}
+        assert pod["containers"][0]["resources"][kind] == asked
+    (shared,) = (v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm")
+    assert shared == {"medium": "Memory", "sizeLimit": "64Gi"}
 
 
-@pytest.mark.parametrize("component", COMPONENTS)
-def test_components_render(component: str) -> None:
-    made = with_component(component)
-    if component == "kueue":
-        (queue,) = of_kind(made, "LocalQueue")
-        assert ray_job(made)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue["metadata"]["name"]
-        assert {queue["spec"]["clusterQueue"]} == {q["metadata"]["name"] for q in of_kind(made, "ClusterQueue")}
-        return
-    if component == "eight-gpus":
-        (group,) = ray_job(made)["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-        pod, one = group["template"]["spec"], templates(render("overlays/h100"))["ray-worker"]["spec"]
-        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        for containers in ("containers", "initContainers"):
-            (worker,), (alone,) = pod[containers], one[containers]
-            for kind in ("requests", "limits"):
-                asked = {name: times(8, amount) for name, amount in alone["resources"][kind].items()}
-                assert worker["resources"][kind] == asked
-        (shared,) = (v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm")
-        assert shared == {"medium": "Memory", "sizeLimit": "64Gi"}
-        return
-    (job,) = of_kind(made, "CronJob")
-    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
-    (export,) = pod["containers"]
-    assert parsed(re.findall(r"autofit (.*) \|", export["command"][-1])[0].split())[0] == "db export"
+def test_kueue_has_a_quota_for_each_card() -> None:
+    objects = render("everything")
+    job, (queue,), (cluster_queue,) = (
+        ray_job(objects), of_kind(objects, "LocalQueue"), of_kind(objects, "ClusterQueue")
+    )  # fmt: skip
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == queue["metadata"]["name"]
+    assert queue["spec"]["clusterQueue"] == cluster_queue["metadata"]["name"]
+    (resources,) = cluster_queue["spec"]["resourceGroups"]
+    first, *others = resources["flavors"]
+    nodes = {o["metadata"]["name"]: o.get("spec", {}).get("nodeLabels") for o in of_kind(objects, "ResourceFlavor")}
+    # A pod gets the first flavor that has room and does not contradict its nodeSelector: a head none with a card.
+    assert nodes[first["name"]] is None and first["resources"][-1] == {"name": "nvidia.com/gpu", "nominalQuota": 0}
+    groups = ray_cluster(objects)["workerGroupSpecs"]
+    assert {name: nodes[name] for name in (flavor["name"] for flavor in others)} == {
+        f"autofit-{group['groupName']}": group["template"]["spec"]["nodeSelector"] for group in groups
+    }
+    covered = resources["coveredResources"]
+    assert all([r["name"] for r in flavor["resources"]] == covered for flavor in resources["flavors"])
+
+
+def test_a_nightly_backup_is_whole_and_the_readme_restores_it(tmp_path: Path) -> None:
+    pod = templates(render("everything"))["backup"]["spec"]
     assert f"name: {pod['volumes'][0]['persistentVolumeClaim']['claimName']}\n" in README
-    policy = the(made, "NetworkPolicy", "autofit-store")["spec"]["ingress"][0]["from"][0]["podSelector"]
-    assert selects(policy, job["spec"]["jobTemplate"]["spec"]["template"])
+    (container,) = pod["containers"]
+    backup, store = tmp_path / "backup", tmp_path / "store.db"
+    backup.mkdir()
+    for day in range(1, 20):
+        older = backup / f"trials-2026-01-{day:02}.jsonl.gz"
+        older.touch()
+        os.utime(older, (day, day))
+    put(store, filled=True)
+
+    def run(script: str, url: Path) -> str:
+        environment = {**os.environ, "PATH": f"{BESIDE_PYTHON}:{os.environ['PATH']}", "AUTOFIT_STORE": str(url)}
+        text = script.replace("/backup", str(backup))
+        return subprocess.run(
+            ["bash", "-ec", text], env=environment, capture_output=True, text=True, check=True
+        ).stdout  # fmt: skip
+
+    run(container["command"][-1], store)
+    kept = sorted(file.name for file in backup.iterdir())
+    assert len(kept) == 14 and kept[0] == "trials-2026-01-07.jsonl.gz", "two weeks"
+    (restore,) = re.findall(r'"(gunzip -c /backup/\S+ \| autofit db import -)"', README)
+    run(restore.replace("trials-DAY.jsonl.gz", kept[-1]), tmp_path / "restored.db")
+    whole = run("autofit db export -", store)
+    assert whole and run("autofit db export -", tmp_path / "restored.db") == whole
 
 
-def test_workers_compile_what_offloading_needs_where_trials_find_it(objects: tuple[Object, ...], variant: str) -> None:
-    spec = templates(objects)["ray-worker"]["spec"]
-    if variant not in OFFLOADING:
-        assert "initContainers" not in spec
-        return
-    (worker,), (first,) = spec["containers"], spec["initContainers"]
-    # A failure leaves the worker to the configs that need nothing compiled.
-    said, otherwise = first["command"][-1].split(" || ")
-    assert [word for word in said.split() if word != "--no-ray"] == native_ops.COMMAND.split() and otherwise == "true"
-    for key in ("image", "volumeMounts", "resources", "securityContext"):
-        assert first[key] == worker[key], key
-    (installed,) = re.findall(r"apt-get install ([^\\]+)", (K8S / "Dockerfile").read_text())
-    assert {"g++", "libaio-dev"} <= set(installed.split())
+def test_a_postgresql_of_ones_own_takes_the_place_of_ours() -> None:
+    ours, own = overlay("gpu/l40s", "runner"), overlay("gpu/l40s", "runner", "external-postgres")
+    left_out = [o for o in ours if o not in own]
+    assert [o for o in own if o not in ours] == []
+    assert {(o["kind"], o["metadata"]["name"]) for o in left_out} == {
+        ("StatefulSet", "autofit-postgres"), ("Service", "autofit-postgres"), ("NetworkPolicy", "autofit-store")
+    }  # fmt: skip
+
+
+def test_sizes_are_those_that_the_docs_state() -> None:
+    page = (ROOT / "docs" / "admin" / "sizes.md").read_text()
+    stated = {row[0]: row[1:] for row in re.findall(r"^\| `([\w-]+)`[^|]*\| (\S+) \| (\S+) \| (\S+) \|", page, re.M)}
+    assert stated.keys() == {"postgres", "api", "ray-head", "runner", "ray-worker"}
+    resources = {container["name"]: container["resources"] for container in all_containers(render(SERVICE))}
+    for name, sizes in stated.items():
+        requests, most = resources[name]["requests"], resources[name]["limits"]["memory"]
+        assert sizes == (requests["cpu"], requests["memory"], most), name
+
+
+def test_the_image_has_compiled_what_offloading_needs() -> None:
+    builder, runtime = (K8S / "Dockerfile").read_text().split("\nFROM ")[1:]
+    (compile_,) = re.findall(r"autofit (doctor [^&]*)&&", builder)
+    options = parsed(compile_.split())[1]
+    assert options["build_ops"] and options["portable"] and options["device"] == "cpu"
+    (folder,) = {re.findall(r"TORCH_EXTENSIONS_DIR=(\S+)", stage)[0] for stage in (builder, runtime)}
+    (copied,) = re.findall(r"^COPY --from=builder (\S+) \1$", runtime, re.MULTILINE)
+    assert folder.startswith(f"{copied}/")
+    packages = [
+        set(re.findall(r"apt-get install -y --no-install-recommends ([^\\]+)", s)[0].split())
+        for s in (builder, runtime)
+    ]
+    assert packages == [{"g++", "libaio-dev"}, {"g++", "libaio1"}]
+
+
+def test_the_base_of_the_image_is_pinned() -> None:
+    dockerfile = (K8S / "Dockerfile").read_text()
+    assert re.findall(r"^ARG BASE_IMAGE=\S+@sha256:[0-9a-f]{64}$", dockerfile, re.MULTILINE)
+    assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == ["${BASE_IMAGE}"] * 2
 
 
 def test_ray_asks_for_a_token(objects: tuple[Object, ...]) -> None:
     assert ray_cluster(objects)["authOptions"] == {"mode": "token"}
-
-
-def test_h100_workers_ask_for_h100_nodes() -> None:
-    spec = templates(render("overlays/h100"))["ray-worker"]["spec"]
-    assert "H100" in spec["nodeSelector"]["nvidia.com/gpu.product"]
-    assert {t["key"] for t in spec["tolerations"]} == {"nvidia.com/gpu"}
 
 
 def test_kuberays_head_service_finds_the_head(objects: tuple[Object, ...]) -> None:
@@ -508,7 +609,10 @@ def test_ray_is_the_pinned_one(objects: tuple[Object, ...]) -> None:
 
 
 def test_variables_are_those_that_autofit_reads(objects: tuple[Object, ...]) -> None:
-    read_by = {"api": {ENVIRONMENT, TOKEN_VARIABLE}, "ray-head": {ENVIRONMENT}}
+    read_by = {
+        "api": {ENVIRONMENT, TOKEN_VARIABLE},
+        **{component: {ENVIRONMENT} for component in ("ray-head", "migrate", "backup")},
+    }
     for component, template in templates(objects).items():
         given = {e["name"] for c in containers(template) for e in c.get("env", []) if e["name"].startswith("AUTOFIT")}
         assert given == read_by.get(component, set()), component
@@ -550,6 +654,18 @@ def test_the_stores_url_is_that_of_the_server(objects: tuple[Object, ...]) -> No
         assert container[probe]["exec"]["command"][0] == "pg_isready"
 
 
+def test_the_server_has_a_connection_for_whoever_asks() -> None:
+    with closing(Database(Address.of("postgresql://autofit@localhost/autofit"))) as database:
+        pool: Any = database.engine.pool
+        each = pool.size() + pool._max_overflow
+    objects = render(SERVICE)
+    (container,) = the(objects, "StatefulSet", "autofit-postgres")["spec"]["template"]["spec"]["containers"]
+    (most,) = re.findall(r"max_connections=(\d+)", " ".join(container["args"]))
+    servers = the(objects, "Deployment", "autofit-api")["spec"]["replicas"]
+    runners = 1
+    assert int(most) >= (servers + runners) * each + 3, "three are kept for superusers"
+
+
 def test_services_reach_their_pods(objects: tuple[Object, ...]) -> None:
     for service in of_kind(objects, "Service"):
         chosen = [t for t in templates(objects).values() if selects(service["spec"]["selector"], t)]
@@ -575,7 +691,10 @@ def test_probes_ask_what_the_api_answers_without_a_token(objects: tuple[Object, 
 
 @pytest.mark.parametrize(
     ("policy", "allowed"),
-    [("autofit-store", {"api", "ray-head"}), ("autofit-ray", {"ray-head", "ray-worker", "ray-submitter"})],
+    [
+        ("autofit-store", {"api", "ray-head", "migrate", "backup"}),
+        ("autofit-ray", {"ray-head", "ray-worker", "ray-submitter"}),
+    ],
 )
 def test_only_who_needs_them_reaches_store_and_ray(objects: tuple[Object, ...], policy: str, allowed: set[str]) -> None:
     spec = the(objects, "NetworkPolicy", policy)["spec"]
@@ -586,13 +705,22 @@ def test_only_who_needs_them_reaches_store_and_ray(objects: tuple[Object, ...], 
     assert {c for c, t in pods.items() if any(selects(s["podSelector"], t) for s in sources)} == allowed & set(pods)
 
 
+def test_nobody_is_reached_but_by_a_rule(objects: tuple[Object, ...]) -> None:
+    """Beside those of the store and of Ray there is one, for the API."""
+    for component, template in templates(objects).items():
+        own = [o["spec"] for o in of_kind(objects, "NetworkPolicy") if selects(o["spec"]["podSelector"], template)]
+        entering = [spec for spec in own if "Ingress" in spec["policyTypes"]]
+        assert entering, f"{component} may be reached by anything"
+        rules = [rule for spec in entering for rule in spec.get("ingress", [])]
+        if component not in ("store", "ray-head", "ray-worker"):
+            assert rules == ([{"ports": [{"port": 8000}]}] if component == "api" else []), component
+
+
 def test_only_who_needs_it_reaches_anything_outside(objects: tuple[Object, ...]) -> None:
     """The store begins no connection. All others reach what is autofit's, and trials nothing else."""
-    (backup,) = of_kind(with_component("backup"), "CronJob")
-    pods = {**templates(objects), "backup": backup["spec"]["jobTemplate"]["spec"]["template"]}
     outside = {53, 443, 6443, 5432}
     allowed = {"ray-worker": {53}, "ray-submitter": {53}}
-    for component, template in pods.items():
+    for component, template in templates(objects).items():
         own = [o["spec"] for o in of_kind(objects, "NetworkPolicy") if selects(o["spec"]["podSelector"], template)]
         leaving = [spec for spec in own if "Egress" in spec["policyTypes"]]
         assert leaving, f"{component} may reach anything"
@@ -606,7 +734,7 @@ def test_only_who_needs_it_reaches_anything_outside(objects: tuple[Object, ...])
 def test_the_image_is_built_from_files_that_are_there(objects: tuple[Object, ...]) -> None:
     dockerfile = (K8S / "Dockerfile").read_text()
     ignored = (K8S / "Dockerfile.dockerignore").read_text().split()
-    copied = {name for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for name in line.split()}
+    copied = {name for line in re.findall(r"^COPY ([^-].*) \S+$", dockerfile, re.MULTILINE) for name in line.split()}
     assert ignored[0] == "*"
     assert {entry[1:] for entry in ignored if entry.startswith("!")} == copied
     assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
@@ -629,5 +757,9 @@ def test_the_readme_names_what_exists(objects: tuple[Object, ...]) -> None:
         assert (ROOT / path).exists(), path
     for overlay in (K8S / "overlays").iterdir():
         assert f"kubectl apply -k k8s/overlays/{overlay.name}\n" in README
-    assert set(re.findall(r"\b(?:job|rayjob)[ /](autofit-\w+)", README)) <= set(SEARCHES.values())
+    assert set(re.findall(r"\b(?:job|rayjob)[ /](autofit-\w+)", README)) <= {
+        *SEARCHES.values(),
+        "autofit-migrate",
+        "autofit-restore",
+    }
     assert f"autofit-llm:{__version__}" in README

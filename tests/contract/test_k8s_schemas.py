@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from test_k8s import COMPONENTS, K8S, VARIANTS, Object, ray_cluster, render, with_component
+from test_k8s import K8S, VARIANTS, Object, ray_cluster, render
 
 KUBERNETES = "1.37"
 CUSTOM = json.loads(Path(__file__).with_name("custom_resources.json").read_text())["schemas"]
@@ -24,15 +24,17 @@ DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 RAY_WITH_TOKENS = (2, 52)
 
 
-PLACES = (*VARIANTS, *COMPONENTS, "namespace")
+MOST_POD_SETS = 18
+"""Kinds of pods in one of Kueue's workloads (pkg/controller/jobframework/constants.go)."""
+PLACES = (*VARIANTS, "namespace")
 
 
 @functools.cache
 def applied(place: str) -> tuple[Object, ...]:
-    """What is applied of a variant, of a component beside the H100's overlay, or of the namespace."""
+    """What is applied of a variant, or the namespace."""
     if place == "namespace":
         return (yaml.safe_load((K8S / "namespace.yaml").read_text()),)
-    return with_component(place) if place in COMPONENTS else render(place)
+    return render(place)
 
 
 def faults(o: Object) -> list[str]:
@@ -108,3 +110,14 @@ def test_kuberay_admits_it(variant: str) -> None:
     if o["kind"] == "RayJob":
         assert spec.get("submissionMode", "K8sJobMode") == "K8sJobMode", "the one with retries and a submitter's pod"
         assert spec["backoffLimit"] >= 0 and spec["ttlSecondsAfterFinished"] >= 0 < spec["activeDeadlineSeconds"]
+
+
+def test_kueue_admits_it() -> None:
+    """The rules of its webhook for a RayJob (pkg/controller/jobs/rayjob/rayjob_webhook.go, raycluster/common.go)."""
+    (o,) = (o for o in render("everything") if o["kind"] == "RayJob")
+    cluster = ray_cluster((o,))
+    assert o["spec"]["shutdownAfterJobFinishes"] and "clusterSelector" not in o["spec"]
+    elastic = o["metadata"]["annotations"].get("kueue.x-k8s.io/elastic-job") == "true"
+    assert elastic == cluster["enableInTreeAutoscaling"], "a queued job may only grow as an elastic one"
+    names = [group["groupName"] for group in cluster["workerGroupSpecs"]]
+    assert "head" not in names and len(names) + 1 <= MOST_POD_SETS

@@ -93,6 +93,9 @@ def doctor(
     build_ops: Annotated[
         bool, typer.Option("--build-ops", help="Compile DeepSpeed's native operations first, about a minute each.")
     ] = False,
+    portable: Annotated[
+        bool, typer.Option("--portable", help="With --build-ops: for any processor with AVX2, as in an image.")
+    ] = False,
     self_test: Annotated[
         bool,
         typer.Option(
@@ -119,6 +122,8 @@ def doctor(
     """
     if quick and (self_test or build_ops):
         raise UsageError("--quick skips what takes long: leave --self-test and --build-ops out")
+    if portable and not build_ops:
+        raise UsageError("--portable says how to compile: give --build-ops, too")
     if self_test:
         _self_test(device, devices, out, time_limit, as_json)
         return
@@ -126,7 +131,7 @@ def doctor(
 
     if not quick and sys.stderr.isatty():
         print("a small trial runs, and Ray starts: that takes half a minute (--quick skips both)", file=sys.stderr)
-    checks = examine(store=store, device=device, with_ray=ray, build_ops=build_ops, quick=quick)
+    checks = examine(store=store, device=device, with_ray=ray, build_ops=build_ops, portable=portable, quick=quick)
     if as_json:
         print_json([c.to_json() for c in checks])
     else:

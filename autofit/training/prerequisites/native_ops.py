@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,9 @@ BUILDERS = {"cpu_adam": "CPUAdamBuilder", "pin_memory": "PinMemoryBuilder", "asy
 OF_EVERY_OFFLOAD = ("cpu_adam",)
 """The operations without which nothing can be offloaded; the others are for `offload=nvme` alone."""
 COMMAND = "autofit doctor --build-ops"
+PORTABLE = {"x86_64": ("-march=x86-64-v3", "-D__AVX256__"), "aarch64": ("-march=armv8-a", "-D__NEON__")}
+"""By machine, what is compiled for in place of the processor that compiles: the compiler's target, and DeepSpeed's name
+for its vectors (`simd_width`). x86-64-v3 is AVX2: Intel's since Haswell (2013), AMD's since Excavator (2015)."""
 STAMP = "autofit-versions"
 """Name of the file next to a compiled operation that records the versions it was compiled against; with others it may
 not load."""
@@ -143,27 +147,28 @@ def _has_libaio() -> bool:
     return attempt.returncode == 0
 
 
-def build(name: str) -> None:
-    """Compile the operation unless it already is; takes about a minute. Raises `EnvironmentLacks` if that fails."""
+def build(name: str, *, portable: bool = False) -> None:
+    """Compile the operation unless it already is; takes about a minute. With `portable`, it is compiled again in any
+    case, for the processors of `PORTABLE`. Raises `EnvironmentLacks` if that fails."""
     from filelock import FileLock  # released by the system if its holder is killed
 
     with _in_its_folder(name), FileLock(_folder(name) / "autofit-lock"):
-        if not is_built(name):
-            _compile(name)
+        if portable or not is_built(name):
+            _compile(name, portable)
 
 
-def _compile(name: str) -> None:
+def _compile(name: str, portable: bool) -> None:
     reason = hindrance(name)
     if reason is not None:
         raise reason
     if name == "async_io" and "pin_memory" in operations():  # torch loads what it has compiled
-        build("pin_memory")
+        build("pin_memory", portable=portable)
         load_operation("pin_memory")
     remove_lock_of_the_dead(name)
     try:
         with redirect_stdout(sys.stderr):
             # Not `load`, which with async_io also loads pin_memory, and that by torch's lock.
-            _builder(name).jit_load(verbose=False)
+            _builder(name, portable).jit_load(verbose=False)
     except Exception as error:  # whatever the compiler, linker or loader raises
         raise EnvironmentLacks(
             f"DeepSpeed's {name} could not be compiled: {_complaint(error)}", remedy="the message says what is missing"
@@ -225,9 +230,13 @@ def _folder(name: str) -> Path:
     return Path(cpp_extension._get_build_directory(name, verbose=False))
 
 
-def _builder(name: str) -> Any:
+def _builder(name: str, portable: bool) -> Any:
     """DeepSpeed's builder for the operation on a CPU, whatever the device: no source needs CUDA, but its builder of
     `async_io` for NVIDIA GPUs asks for a CUDA toolkit."""
     from deepspeed.ops.op_builder import cpu
 
-    return getattr(cpu, BUILDERS[name])()
+    builder = getattr(cpu, BUILDERS[name])()
+    if portable:
+        target, vectors = PORTABLE[platform.machine()]
+        builder.cpu_arch, builder.simd_width = (lambda: target), (lambda: vectors)
+    return builder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -205,6 +207,7 @@ for name in {names}:
 
 ON_NVIDIA_WITHOUT_TOOLKIT = """
 import json
+import sys
 import torch
 from torch.utils import cpp_extension
 from deepspeed.accelerator import get_accelerator
@@ -220,23 +223,35 @@ native_ops.load_operation = lambda name: None
 given = {}
 cpp_extension.load = lambda name, **asked: given.update({name: asked})
 for name in native_ops.operations():
-    native_ops.build(name)
+    native_ops.build(name, portable="portable" in sys.argv)
 print(json.dumps(given))
 """
 
 
 def test_nothing_is_compiled_with_a_cuda_toolkit(tmp_path: Path) -> None:
     """What would be compiled on a machine with an NVIDIA GPU and no toolkit: nothing of CUDA, each operation alone."""
-    done = subprocess.run(
-        [sys.executable, "-c", ON_NVIDIA_WITHOUT_TOOLKIT], capture_output=True, text=True,
-        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cuda"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    given = json.loads(done.stdout.splitlines()[-1])
+    given = asked_of_the_compiler(tmp_path)
     assert list(given) == list(native_ops.operations())
     for arguments in given.values():
         flags = [*arguments["extra_cflags"], *arguments["extra_include_paths"], *arguments["extra_ldflags"]]
         assert not arguments["with_cuda"] and not [flag for flag in flags if "cuda" in flag.lower()]
+
+
+def test_what_is_portable_is_not_compiled_for_this_processor(tmp_path: Path) -> None:
+    here = asked_of_the_compiler(tmp_path)["cpu_adam"]["extra_cflags"]
+    anywhere = asked_of_the_compiler(tmp_path, "portable")["cpu_adam"]["extra_cflags"]
+    assert "-march=native" in here
+    assert set(native_ops.PORTABLE[platform.machine()]) < set(anywhere) and "-march=native" not in anywhere
+
+
+def asked_of_the_compiler(folder: Path, *words: str) -> dict[str, dict[str, Any]]:
+    """The arguments of each operation, on a machine with an NVIDIA GPU and no toolkit."""
+    done = subprocess.run(
+        [sys.executable, "-c", ON_NVIDIA_WITHOUT_TOOLKIT, *words], capture_output=True, text=True,
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(folder), "DS_ACCELERATOR": "cuda"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_without_a_compiler_there_is_nothing_to_build_with(
