@@ -17,6 +17,7 @@ from autofit.core.lattice import Config
 from autofit.export import FORMATS, export, transformers_format, trl_format
 from autofit.export.document import Recommended, collect, fidelity, merge, settings
 from autofit.export.measured_code import excerpt
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 from autofit.techniques.habits import TRAINERS
 from autofit.trial.limits.segments import ALLOCATOR
 
@@ -89,6 +90,15 @@ def test_what_needs_more_memory_is_refused_and_its_axis_differs() -> None:
     package.check_memory(result, "transformers")
     assert set(fidelity(config, result.notes).values()) == {"same"}
     assert "# Fidelity:  all same\n" in result.text
+
+
+def test_an_optimizer_without_a_name_in_trainers_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "lion", replace(OPTIMIZERS["lion"], trainer=None))
+    config = make_config(optimizer="lion")
+    for name in TABLES:
+        result = export(make_recommendation(config), format=name, source="org/model")
+        assert any(note.startswith("optimizer=lion: ") for note in result.notes)
+        assert fidelity(config, result.notes)["optimizer"] == "differs"
 
 
 def test_ddps_second_copy_of_the_gradients_counts_where_all_weights_are_trained() -> None:
