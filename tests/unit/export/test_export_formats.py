@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,6 +26,15 @@ EVERY_TABLE = {name: import_module(f"autofit.export.{name}_format").TABLE for na
 TABLES = {name: table for name, table in EVERY_TABLE.items() if name in TRAINERS}
 STARTERS = EVERY_TABLE.keys() - TRAINERS
 """Formats that start a script: axes that their tables lack are the script's."""
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/exports/index.md"])
+def test_every_format_has_a_row_and_a_page(document: str) -> None:
+    page = Path(__file__).parents[3] / document
+    rows = dict(re.findall(r"^\| \[`(\w+)`\]\((\S+)\) \|", page.read_text(), re.MULTILINE))
+    assert rows.keys() == FORMATS.keys()
+    for name, link in rows.items():
+        assert name in (page.parent / link).read_text()
 
 
 @pytest.mark.parametrize("name", TABLES)
