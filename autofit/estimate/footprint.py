@@ -71,10 +71,10 @@ class Footprint(Document):
         """The same under another limit and with another CUDA context, if that is given. None if it must be recomputed:
         these decide what CUDA's allocator keeps or pages out, or borrowed fragmentation decides what fits."""
         more = 0 if context_bytes is None else context_bytes - self.breakdown["context"]
-        if more and kind_of(self.config).paged:
-            return None
         if memory_limit_bytes == self.memory_limit_bytes and not more:
             return self
+        if kind_of(self.config).paged:
+            return None
         cache = self.breakdown["fragmentation"] if self.breakdown["context"] else 0
         device = self.device_bytes + more
         if self.gives_back_cache or device - cache <= memory_limit_bytes < device * (1.0 + self.borrowed_error):

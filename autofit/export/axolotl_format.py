@@ -30,7 +30,7 @@ from autofit.export.document import (
 )
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.mlp import tile_count
-from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
+from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.habits.known_trainers import AXOLOTL
 from autofit.techniques.selective import interval, keeps_results
 from autofit.techniques.technique import MAX_GRADIENT_NORM
@@ -116,11 +116,12 @@ def _batching(value: Value, task: Task) -> Settings:
 
 
 def _optimizer(value: Value, task: Task) -> Settings:
-    name, notes = OPTIMIZERS[str(value)].trainer, []
+    name, notes = ta.optimizer_name(value, "axolotl")
     if value == "adamw-8bit" and distributed.by_fsdp(task):
         name = "adamw_torch_8bit"
         notes.append(Near("optimizer=adamw-8bit: axolotl refuses bitsandbytes' with FSDP; torchao's stands in for it"))
-    return settings(*notes, training={"optimizer": name, "weight_decay": weight_decay(value)})
+    named = {} if name is None else {"optimizer": name}
+    return settings(*notes, training={**named, "weight_decay": weight_decay(value)})
 
 
 def _loss(value: Value, task: Task) -> Settings:

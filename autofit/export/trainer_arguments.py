@@ -170,9 +170,15 @@ def unsettable(axis: str, trainer: str) -> Emit:
     return lambda value, task: settings(*notes_without(axis, value, trainer))
 
 
+def optimizer_name(value: Value, trainer: str) -> tuple[str | None, list[str]]:
+    """What `optim` calls an optimizer; without such a name, a note on what `trainer` does."""
+    name = OPTIMIZERS[str(value)].trainer
+    return name, [f"optimizer={value}: {trainer} has no name for it, and takes its default"] if name is None else []
+
+
 def optimizer(value: Value, task: Task) -> Settings:
     """The argument `optim`, and the weight decay of trials."""
-    notes = []
+    name, notes = optimizer_name(value, "Trainer")
     if value == "adamw-foreach" and task.hardware.kind == "cpu":
         notes.append(
             Near(
@@ -180,7 +186,8 @@ def optimizer(value: Value, task: Task) -> Settings:
                 "than was measured"
             )
         )
-    return settings(*notes, training={"optim": OPTIMIZERS[str(value)].trainer, "weight_decay": weight_decay(value)})
+    named = {} if name is None else {"optim": name}
+    return settings(*notes, training={**named, "weight_decay": weight_decay(value)})
 
 
 def compilation(value: Value, task: Task) -> Settings:

@@ -42,9 +42,12 @@ SAID_OF_ADAPTERS = frozenset(
 )
 """Fields of a LoRA configuration that axes say, or that change neither memory nor time."""
 LENGTH = "how long its sequences are is not known: say it, as in TrainerCallback(record=True, seq_len=2048)"
-
-
-SECRET_OPTION = re.compile(r"--?[\w-]*(token|password|passwd|secret|api[_-]?key|wandb[_-]?key)(=.+)?", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"(^-*|[.+]|(hf|hub|face|gh|auth|access|api|session|bearer|wandb)[._-]?)token$"
+    r"|(access|api|private|wandb)[._-]?key$|(password|passwd|secret)$",
+    re.IGNORECASE,
+)
+"""Of options and variables. The tokens of a vocabulary, such as `--eos_token`, are none."""
 SECRET_VALUE = re.compile(r"hf_\w{20,}|\w+://[^/\s:@]*:[^/\s@]+@")
 """A hub token, and an address with a password."""
 NOT_COMMANDS = ("ipykernel", "default_worker.py", "spawn_main")
@@ -58,8 +61,10 @@ def own_command(secrets: Sequence[str] = ()) -> str:
     if not sys.argv[0] or any(mark in word for mark in NOT_COMMANDS for word in words):
         raise UsageError("it has no command of its own, as in a notebook or in a worker of Ray")
     for word in words:
-        if SECRET_OPTION.fullmatch(word) or SECRET_VALUE.search(word) or any(secret in word for secret in secrets):
-            option = word.partition("=")[0] if word.startswith("-") else "a word"
+        name, has_value, _ = word.partition("=")
+        is_secret = SECRET_NAME.search(name) and (has_value or name.startswith("-"))
+        if is_secret or SECRET_VALUE.search(word) or any(secret in word for secret in secrets):
+            option = name if name.startswith("-") else "a word"
             raise UsageError(f"{option} of its command line may hold a secret: give that by the environment")
     return shlex.join(word.replace("{", "{{").replace("}", "}}") for word in words)
 

@@ -6,7 +6,9 @@ import logging
 import os
 import sys
 import time
+from array import array
 from collections.abc import Callable
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,13 +57,15 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             _harmlessly(self._look_at_device, NOT_STORED)
         self._measurements: RunMeasurements | None = None
         self._steps = 0
-        self._warm_at = 0.0
-        """When the warm-up of an ordinary run had ended."""
+        self._seconds = array("d")
+        """What each timed step of an ordinary run took: the same ones as a `RunObserver` times."""
+        self._step_began: float | None = None
+        """None where the next step is not timed."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
     ) -> None:
-        self._steps = 0
+        self._steps, self._seconds, self._step_began = 0, array("d"), None
         if self._trial is not None:
             check_trained_config(self._trial, args)
             self._trial.begin()
@@ -77,17 +81,23 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             # The first loss and gradient are judged; those of timed steps only if the program itself tells them.
             control.should_log = control.should_log or self._steps == 1 or self._trial.is_overflowing
             return
-        if self._steps == WARM_UPS:
-            self._warm_at = time.perf_counter()
+        now = time.perf_counter()
+        if self._steps > WARM_UPS and self._step_began is not None:
+            self._seconds.append(now - self._step_began)
+        self._step_began = now
         self._recording(lambda record: record.step())
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._step_began = None
         self._recording(lambda record: record.interrupt())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._step_began = None
         self._recording(lambda record: record.interrupt())
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        del self._seconds[-1:]  # it may have been on what was left of the data
+        self._step_began = None
         self._recording(lambda record: record.end_epoch())
 
     def on_log(
@@ -108,9 +118,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         if self._trial is not None:
             self._trial.conclude()
-        elif state.is_world_process_zero and self._steps > WARM_UPS:
-            seconds = (time.perf_counter() - self._warm_at) / (self._steps - WARM_UPS)
-            _harmlessly(lambda: self._report(seconds))
+        elif state.is_world_process_zero and self._seconds:
+            _harmlessly(lambda: self._report(fmean(self._seconds)))
         self._recording(lambda record: _log.warning("autofit: %s", record.store(self._store)))
         self._record = None
 

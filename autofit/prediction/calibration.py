@@ -158,17 +158,24 @@ def as_trials_show(job: Job, store: Store | None) -> Job:
 
 def with_observed_allocator(job: Job, newest_first: Iterable[Trial]) -> Job:
     """The job with the allocator and context of the latest trial that fitted on CUDA; unchanged without such a trial.
-    Paged states lie outside the allocator as the context does, so with them the context stays unknown. Trials of
-    users' programs do not count: these choose their allocator."""
-    for trial in newest_first:
-        if trial.workload.program is None and isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda":
-            measurement = trial.outcome.measurement
-            optimizer = OPTIMIZERS.get(str(trial.config.get("optimizer")))  # an old config may lack it
-            is_paged = optimizer is not None and optimizer.paged
-            outside_bytes = 0 if is_paged else measurement.device_bytes - measurement.peak_reserved_bytes
-            context = rounded_context(outside_bytes) if outside_bytes > 0 else None
-            return replace(job, expandable_segments=measurement.expandable_segments, context_bytes=context)
-    return job
+    Paged states lie outside the allocator as the context does, so that only the latest trial without them shows the
+    context. Trials of users' programs do not count: these choose their allocator."""
+    shown = [
+        (trial.outcome.measurement, trial.config)
+        for trial in newest_first
+        if trial.workload.program is None and isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda"
+    ]
+    if not shown:
+        return job
+    unpaged = (measured for measured, config in shown if not _has_paged_states(config))
+    outside_bytes = next((measured.device_bytes - measured.peak_reserved_bytes for measured in unpaged), 0)
+    context = rounded_context(outside_bytes) if outside_bytes > 0 else None
+    return replace(job, expandable_segments=shown[0][0].expandable_segments, context_bytes=context)
+
+
+def _has_paged_states(config: Config) -> bool:
+    optimizer = OPTIMIZERS.get(str(config.get("optimizer")))  # an old config may lack it
+    return optimizer is not None and optimizer.paged
 
 
 def memory_deviations(job: Job, store: Store | None) -> dict[str, MemoryDeviation]:

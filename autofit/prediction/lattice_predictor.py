@@ -186,7 +186,7 @@ def _from_fp32(config: Config, same_in_fp32: Prediction, slower: float) -> Predi
     """The prediction for `config` from that for the same config in fp32, in which products are so many times faster. It
     has no work, so that no trial of it corrects the device's rates."""
     # Training in 16 bits throughout takes half the memory of fp32, and what does not shrink.
-    share = 0.6 if config["precision"] in ("bf16", "fp16") else 1.0
+    share = 0.6 if config["precision"] == "bf16" else 1.0
     return replace(
         same_in_fp32,
         peak_allocated_bytes=int(share * same_in_fp32.peak_allocated_bytes),

@@ -126,10 +126,7 @@ class StoredTrials(TrialLog):
     def _write(self, trial: Trial) -> None:
         for path in [self._file] if self._file is not None else self._places():
             try:
-                with path.open("a", encoding="utf-8") as file:
-                    if file.tell() == 0:
-                        file.write(opening_line())
-                    file.write(line_of(trial))
+                _append(path, line_of(trial))
             except OSError:
                 continue
             self._file = path
@@ -147,18 +144,33 @@ def import_rescued(store: Store) -> None:
     for path in dict.fromkeys(path for folder in _folders(store) for path in folder.glob(f"{RESCUED}*.jsonl")):
         try:
             # Folders are shared: by other users, and by searches of other stores.
-            if path.stat().st_uid != os.getuid() or store.search(path.stem.removeprefix(RESCUED)) is None:
+            search_id = path.stem.removeprefix(RESCUED).partition(".")[0]
+            if path.stat().st_uid != os.getuid() or store.search(search_id) is None:
                 continue
+            # A search that goes on begins another file.
+            path = path.rename(path.with_name(f"{RESCUED}{search_id}.{uuid4().hex[:8]}.jsonl"))
             whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
             report = import_lines(store, whole.decode().splitlines())
             if report.added:
                 _log.warning("autofit: the store now has %d trials that it did not accept before", report.added)
-            if path.stat().st_size == len(whole):  # else its search still adds to it, or was killed while it did
+            if path.stat().st_size == len(whole):  # else its search was adding to it, or was killed while it did
                 path.unlink()
         except FileNotFoundError:
             continue  # another search has imported it
         except (AutofitError, OSError, ValueError) as error:
             _log.warning("autofit: %s stays: %s", path, error)
+
+
+def _append(path: Path, line: str) -> None:
+    """Adds a line to such a file. Raises `OSError`, and then leaves it as it was."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(("" if size else opening_line()) + line)
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size)  # a part of a line, as a full disk leaves it, would spoil the next one
+        raise
 
 
 def _folders(store: Store) -> list[Path]:

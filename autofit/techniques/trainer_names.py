@@ -64,7 +64,7 @@ TRAINER_NAMES = (
     TrainerName(
         ("optim", "optimizer_name", "optimizer_type"),
         "optimizer",
-        {"adamw_8bit": "adamw-8bit", **{kind.trainer: value for value, kind in OPTIMIZERS.items()}},
+        {"adamw_8bit": "adamw-8bit", **{kind.trainer: value for value, kind in OPTIMIZERS.items() if kind.trainer}},
     ),
     TrainerName(
         ("attn_implementation", "flash_attn", "flash_attention"),

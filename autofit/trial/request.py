@@ -20,6 +20,9 @@ from autofit.techniques import Job
 from autofit.training.distributed.rendezvous import Rendezvous
 from autofit.trial.attempt import Attempt
 
+RECORDING_SECONDS = 600.0
+"""What a trial that has answered may still take for its recordings: no part of its time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival(Document):
@@ -101,6 +104,12 @@ class TrialRequest(Document):
         asked = None if self.asked is None else (self.asked[0], self.asked[1] + seconds)
         left = max(self.wait_seconds - seconds, 1.0)
         return replace(self, asked=asked, deadline_seconds=min(self.deadline_seconds, left))
+
+    @property
+    def most_seconds(self) -> float:
+        """How long its child may run: until its deadline, and on for its recordings."""
+        records = self.snapshot is not None or self.profile is not None
+        return self.deadline_seconds + (RECORDING_SECONDS if records else 0.0)
 
     @property
     def seconds_since_asked(self) -> float:

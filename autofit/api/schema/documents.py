@@ -99,6 +99,8 @@ class TrialAnswer(BaseModel):
     workload: Workload
     measurement: Measured | None = None
     reason: str | None = None
+    prediction: dict[str, Any] | None = None
+    device_state: dict[str, Any] | None = None
     memory_limit_bytes: int
     seconds: float
     recorded_at: str

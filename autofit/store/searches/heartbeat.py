@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from autofit.core.errors import StoreError
-from autofit.store.searches.lease import DRIVERS, LEASE_SECONDS, Lease, LeaseLost
+from autofit.store.searches.lease import ENDED, LEASE_SECONDS, Lease, LeaseLost
 from autofit.store.searches.queue import SearchQueue
 
 LOOK_SECONDS = 1.0
@@ -42,7 +42,6 @@ class Heartbeat:
             raise LeaseLost(self.lease.search_id)
 
     def __enter__(self) -> Self:
-        DRIVERS.add(self.lease.owner)
         self._thread.start()
         return self
 
@@ -51,7 +50,7 @@ class Heartbeat:
     ) -> None:
         self._over.set()
         self._thread.join()
-        DRIVERS.discard(self.lease.owner)
+        ENDED.add(self.lease.owner)
 
     def _beat(self) -> None:
         renewed = time.monotonic() - LEASE_SECONDS  # a driver may have taken long to start

@@ -19,8 +19,8 @@ from autofit.store.tables import EventRow, SearchRow, table_of
 _NEW_EVENT = insert(table_of(EventRow))  # built once, because that takes longer than running it
 LEASE_SECONDS = 30.0
 """How long a driver that says nothing keeps its search; it says so three times as often."""
-DRIVERS: set[str] = set()
-"""The owners in this process that drive a search."""
+ENDED: set[str] = set()
+"""The owners in this process that no longer drive a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ def is_gone(owner: str) -> bool:
     if not is_here or not process.isdecimal():
         return False
     if int(process) == os.getpid():
-        return owner not in DRIVERS
+        return owner in ENDED
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, OverflowError):

@@ -83,8 +83,9 @@ class Kind:
     make: Make
     does: str
     """In a few words."""
-    trainer: str
-    """`optim` of transformers' Trainer, in the spelling that every transformers since 4.50 accepts."""
+    trainer: str | None
+    """`optim` of transformers' Trainer, in the spelling that every transformers since 4.50 accepts; None if that has no
+    name for it alone."""
     state_bytes: float | None
     """Bytes of state per trained parameter, at least; None for two states in the parameters' own format. Factored and
     paged states and figures per block are left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autofit.core.lattice import Config
 from autofit.techniques.axes.batching import packs
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
+from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.habits.habit import (
     GradientsBesideBuckets,
@@ -80,6 +81,8 @@ def unsupported(config: Config, job: Job) -> str | None:
     if config["precision"] == "fp16-mixed" and trained_format(config, job.workload.trainer) == "bfloat16":
         difference = "trains the adapters in bf16, for which torch refuses loss scaling"
         return f"precision=fp16-mixed is not possible with {trainer.name}, which {difference}"
+    if job.workload.trainer is not None and kind_of(config).trainer is None:
+        return f"optimizer={config['optimizer']} is not possible with {trainer.name}, which has no name for it"
     has_kernels = job.model.config["model_type"] in MODEL_TYPES
     if trainer.liger_is_one and has_kernels and by_liger(config) != (config["loss"] == "fused"):
         value, partner = ("kernels=liger", "loss=fused") if by_liger(config) else ("loss=fused", "kernels=liger")

@@ -15,10 +15,7 @@ from autofit.trial.measure.pace import useful_speed
 from autofit.trial.process import classify
 from autofit.trial.process.child_process import ChildProcess
 from autofit.trial.process.commands import Commands, Stopped
-from autofit.trial.request import TrialRequest
-
-RECORDING_SECONDS = 600.0
-"""What a trial that has answered may still take for its recordings: no part of its time."""
+from autofit.trial.request import RECORDING_SECONDS, TrialRequest
 
 
 @dataclass(slots=True, kw_only=True)

@@ -27,7 +27,7 @@ ENDING_SECONDS = 5.0
 LONGEST_WAIT_MS = 2**31 - 1
 """Most that poll(2) waits: 24 days."""
 GRACE_SECONDS = 120.0
-"""How long after a trial's deadline the fork server may be silent: after that it hangs itself, in the driver."""
+"""How long after its child's time the fork server may be silent: after that it hangs itself, in the driver."""
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
@@ -90,7 +90,7 @@ class TrialRunner:
     def attempt(self, request: TrialRequest) -> Attempt:
         """Run `request`. A trial's failure never raises."""
         process = self.start()
-        patience_seconds = request.deadline_seconds + request.wait_seconds + GRACE_SECONDS
+        patience_seconds = request.most_seconds + GRACE_SECONDS
         try:
             answer = self._answer_to(process, request.to_json(), patience_seconds)
         except TimeoutError:

@@ -12,12 +12,14 @@ from autofit.core.errors import lines_of
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory
 from autofit.trial.attempt import Attempt
 from autofit.trial.process.group import GroupAnswers
+from autofit.trial.process.runner import GRACE_SECONDS
 from autofit.trial.request import TrialRequest
 
 ASK_SECONDS = 5.0
 """Time between two questions whether a trial waits for its device."""
-GRACE_SECONDS = 60.0
-"""A worker kills its trial at the deadline and reports that; one that is silent for this much longer is itself gone."""
+LOST_SECONDS = GRACE_SECONDS + 60.0
+"""A worker says at the latest after `GRACE_SECONDS` that its fork server hangs. One that is silent for this long is
+itself gone."""
 
 
 class RunningTrial:
@@ -48,7 +50,7 @@ class RunningTrial:
 
     @property
     def is_overdue(self) -> bool:
-        return time.monotonic() - self.since > self.request.deadline_seconds + GRACE_SECONDS
+        return time.monotonic() - self.since > self.request.most_seconds + LOST_SECONDS
 
     def take(self, ray: Any, reference: Any) -> Attempt | None:
         """Take a worker's answer; returns what the trial came to, or None while other ranks go on.

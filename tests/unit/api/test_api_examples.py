@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from unit.store.conftest import PREDICTION, SHARED, a_trial
 
 from autofit.api.app import create_app
+from autofit.api.schema.documents import TrialAnswer
 from autofit.api.schema.examples import EXAMPLES
 from autofit.store import Store
+
+
+def test_a_trial_is_described_with_all_its_fields() -> None:
+    """But for the evidence of other outcomes, which stands beside their reason."""
+    trial = a_trial(prediction=PREDICTION, device_state=SHARED)
+    assert TrialAnswer.model_fields.keys() == trial.to_json().keys() | {"reason"}
 
 
 @pytest.fixture

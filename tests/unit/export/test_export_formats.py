@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from autofit.core.lattice import Config
 from autofit.export import FORMATS, export, transformers_format, trl_format
 from autofit.export.document import Recommended, collect, fidelity, merge, settings
 from autofit.export.measured_code import excerpt
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 from autofit.techniques.habits import TRAINERS
 from autofit.trial.limits.segments import ALLOCATOR
 
@@ -24,6 +26,15 @@ EVERY_TABLE = {name: import_module(f"autofit.export.{name}_format").TABLE for na
 TABLES = {name: table for name, table in EVERY_TABLE.items() if name in TRAINERS}
 STARTERS = EVERY_TABLE.keys() - TRAINERS
 """Formats that start a script: axes that their tables lack are the script's."""
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/exports/index.md"])
+def test_every_format_has_a_row_and_a_page(document: str) -> None:
+    page = Path(__file__).parents[3] / document
+    rows = dict(re.findall(r"^\| \[`(\w+)`\]\((\S+)\) \|", page.read_text(), re.MULTILINE))
+    assert rows.keys() == FORMATS.keys()
+    for name, link in rows.items():
+        assert name in (page.parent / link).read_text()
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -89,6 +100,15 @@ def test_what_needs_more_memory_is_refused_and_its_axis_differs() -> None:
     package.check_memory(result, "transformers")
     assert set(fidelity(config, result.notes).values()) == {"same"}
     assert "# Fidelity:  all same\n" in result.text
+
+
+def test_an_optimizer_without_a_name_in_trainers_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "lion", replace(OPTIMIZERS["lion"], trainer=None))
+    config = make_config(optimizer="lion")
+    for name in TABLES:
+        result = export(make_recommendation(config), format=name, source="org/model")
+        assert any(note.startswith("optimizer=lion: ") for note in result.notes)
+        assert fidelity(config, result.notes)["optimizer"] == "differs"
 
 
 def test_ddps_second_copy_of_the_gradients_counts_where_all_weights_are_trained() -> None:

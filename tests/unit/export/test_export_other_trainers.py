@@ -15,7 +15,7 @@ from export_samples import OPTIM, UNCHECKPOINTED, make_config, make_recommendati
 
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config, Value
-from autofit.export import export
+from autofit.export import FORMATS, export
 from autofit.export.distributed import FIRST_GPU, by_deepspeed, deepspeed_config
 from autofit.export.document import Recommended
 from autofit.export.trainer_arguments import FILLED
@@ -23,6 +23,8 @@ from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.selective import SELECTIVE
 
 KNOWN = json.loads((Path(__file__).parent / "trainers_keys.json").read_text())
+READ = {"json", "transformers", "trl", "accelerate", "deepspeed"}
+"""The formats that other tests of this folder have their own library read, and the JSON that is no trainer's."""
 
 
 def document(recommendation: Recommendation, name: str) -> dict[str, Any]:
@@ -40,7 +42,12 @@ def some(sampled: list[Config]) -> list[Recommendation]:
     return [recommended(config, index) for index, config in enumerate(sampled[::3])]
 
 
-@pytest.mark.parametrize("name", ["axolotl", "llamafactory"])
+def test_every_format_is_read_by_its_own_library_or_has_its_keys_here() -> None:
+    assert not KNOWN.keys() & READ
+    assert KNOWN.keys() | READ == FORMATS.keys()
+
+
+@pytest.mark.parametrize("name", KNOWN)
 def test_every_key_and_name_is_one_that_the_trainer_reads(name: str, some: list[Recommendation]) -> None:
     known = KNOWN[name]
     for recommendation in some:

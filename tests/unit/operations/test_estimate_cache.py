@@ -116,6 +116,7 @@ def test_what_was_made_with_another_context_is_known_with_this_one(store: Store)
     assert find(store, job=larger, limit=22 * GIB) == [], "the allocator may have to give back"
     paged = replace(FOOTPRINT, config=FOOTPRINT.config.replace(optimizer="paged-adamw-8bit"))
     assert paged.under(80 * GIB, 3 * GIB) is None, "more may be paged out"
+    assert paged.under(60 * GIB) is None and paged.under(80 * GIB) == paged, "the limit decides that, too"
     assert EstimateKeys(JOB).of(FOOTPRINT.config) == EstimateKeys(larger).of(FOOTPRINT.config)
 
 

@@ -69,8 +69,10 @@ def test_the_latest_trial_that_fitted_shows_it(store: Store) -> None:
 
 
 def test_paged_states_hide_the_context(store: Store) -> None:
-    store.add(trained(True, optimizer="paged-adamw-8bit"))
+    store.add(trained(True, 1, optimizer="paged-adamw-8bit"))
     assert known(store) == (True, None)
+    store.add(trained(False))
+    assert known(store) == (True, CONTEXT), "an earlier trial without such states shows it"
 
 
 def test_an_estimate_replays_the_allocator_that_trials_had(store: Store, path: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from unit.operations.made_trials import fits, make_trial
 import autofit
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
+from autofit.operations import trainer_callback
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -52,13 +54,27 @@ def measured(store: str, speeds: dict[int, float], job: Job | None = None) -> Wo
     return job.workload
 
 
-def train(tmp_path: Path, caplog: pytest.LogCaptureFixture, model: torch.nn.Module | None = None) -> list[str]:
+def train(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    model: torch.nn.Module | None = None,
+    *,
+    rows: int = 64,
+    max_steps: int = 4,
+    **more: Any,
+) -> list[str]:
     """What is said in a run with micro-batch 2 and two micro-steps."""
-    options: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4}
+    options: dict[str, Any] = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, **more}
     quiet: dict[str, Any] = {"use_cpu": True, "report_to": [], "save_strategy": "no", "disable_tqdm": True}
-    args = TrainingArguments(output_dir=str(tmp_path / "out"), **options, **quiet)
-    data: Any = [{"x": torch.ones(2)}] * 64
-    trainer = Trainer(model=model or Model(), args=args, train_dataset=data, callbacks=[autofit.TrainerCallback()])
+    args = TrainingArguments(output_dir=str(tmp_path / "out"), max_steps=max_steps, **options, **quiet)
+    data: Any = [{"x": torch.ones(2)}] * rows
+    trainer = Trainer(
+        model=model or Model(),
+        args=args,
+        train_dataset=data,
+        eval_dataset=data[:2],
+        callbacks=[autofit.TrainerCallback()],
+    )
     with caplog.at_level(logging.WARNING, logger="autofit"):
         trainer.train()
     return [message for message in caplog.messages if message.startswith("autofit:")]
@@ -74,6 +90,23 @@ def test_a_faster_config_is_told_at_the_start_and_what_the_run_took_at_its_end(
     assert "--command 'python train.py {micro_batch} {checkpointing}'" in first
     assert "this run took" in last and "in its trial 1,000 tokens/s and 1.00 GiB" in last
     assert last.count("tokens/s") == 1  # how long the run's own sequences are is not known
+
+
+def test_evaluations_and_the_ends_of_epochs_are_in_no_step_that_is_told(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the run that is stored, and in trials. By a clock that the model moves."""
+    now = [0.0]
+    monkeypatch.setattr(trainer_callback, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Slow(Model):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            now[0] += 0.25 * len(x) if self.training else 100.0
+            return super().forward(x)
+
+    # Epochs of four whole steps and a short one, and an evaluation after step 7: 3, 4 and 7 are timed.
+    (last,) = train(tmp_path, caplog, Slow(), rows=18, max_steps=9, eval_strategy="steps", eval_steps=7)
+    assert "this run took 1 s a step" in last
 
 
 def test_the_fastest_config_needs_no_advice(store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

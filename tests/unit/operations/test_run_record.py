@@ -300,7 +300,11 @@ def test_a_notebook_has_no_command(
 
 
 @pytest.mark.parametrize(
-    "word", ["--hub_token=abc", "--wandb-key", "hf_" + "a" * 24, "postgresql://me:secret@host/runs", "--id=of-the-user"]
+    "word",
+    [
+        *("--hub_token=abc", "--wandb-key", "--token", "HF_TOKEN=abc", "logging.token=abc", "MY_PASSWORD=abc"),
+        *("hf_" + "a" * 24, "postgresql://me:secret@host/runs", "--id=of-the-user"),
+    ],
 )
 def test_a_command_that_may_hold_a_secret_is_refused_without_a_word_of_it(
     word: str, monkeypatch: pytest.MonkeyPatch
@@ -310,6 +314,13 @@ def test_a_command_that_may_hold_a_secret_is_refused_without_a_word_of_it(
     with pytest.raises(UsageError, match="secret") as caught:
         own_command(["of-the-user"])
     assert word.partition("=")[2] not in str(caught.value) or "=" not in word
+
+
+def test_tokens_of_a_vocabulary_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [*COMMAND, "--eos_token", "<|im_end|>", "--pad-token=<pad>", "model.mask_token=<m>", "--num_mask_token=4"]
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    monkeypatch.setattr(sys, "orig_argv", words)
+    assert shlex.split(own_command()) == [word.replace("{", "{{").replace("}", "}}") for word in words]
 
 
 def test_the_launchers_precision_is_the_runs(

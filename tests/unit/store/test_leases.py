@@ -13,7 +13,7 @@ from unit.store.conftest import a_trial
 
 from autofit import __version__
 from autofit.core.errors import StoreError
-from autofit.store import KeyReused, Lease, LeaseLost, Store, UnderWay
+from autofit.store import Heartbeat, KeyReused, Lease, LeaseLost, Store, UnderWay, new_owner
 from autofit.store.searches.lease import pid_namespace
 
 RACES = 1000
@@ -78,6 +78,18 @@ def test_what_a_process_left_that_has_ended_is_taken_at_once(store: Store) -> No
     submit(store, a_trial())
     left, taken = store.queue.claim(a_gone_process()), store.queue.claim("b:1:0")
     assert left is not None and taken is not None and taken.epoch == 2
+
+
+def test_what_this_process_holds_is_free_once_its_lease_has_expired_or_its_driver_ended(store: Store) -> None:
+    """A runner claims searches for drivers that are processes of their own, and several runners may share a process."""
+    submit(store, a_trial())
+    assert store.queue.claim(new_owner()) is not None and store.queue.claim(new_owner()) is None
+    expire(store)
+    taken = store.queue.claim(new_owner())
+    assert taken is not None and taken.epoch == 2
+    with Heartbeat(store.queue, taken):
+        assert store.queue.claim(new_owner()) is None
+    assert store.queue.claim(new_owner()) is not None, "its driver was in this process, and has ended"
 
 
 def test_what_a_process_of_another_container_holds_is_not_taken(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,56 @@ def test_a_torn_file_stays_and_what_is_whole_in_it_is_imported_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     file, whole = Path(f"{RESCUED}{submit(store, a_trial())}.jsonl"), opening_line() + line_of(a_trial())
-    file.write_text(whole + '{"config": {"met')
+    for content, stays in ((whole + '{"config": {"met', True), (whole, False), ("no trial\n", True)):
+        file.write_text(content)
+        import_rescued(store)
+        left = list(tmp_path.glob(f"{RESCUED}*"))
+        assert (store.count(), [path.read_text() for path in left]) == (1, [content] * stays)
+        for path in left:
+            path.unlink()
+    assert f"{left[0].name} stays: line 1 cannot be imported" in caplog.text
+
+
+def rescuing(store: Store) -> StoredTrials:
+    """The log of a search whose store has failed for good."""
+    log = StoredTrials(store, submit(store, a_trial()))
+    log._failure = StoreError("the store cannot be reached", remedy="wait")
+    return log
+
+
+def test_what_a_full_disk_leaves_of_a_line_spoils_no_other(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log, trials = rescuing(store), [a_trial(config=complete({"micro_batch": size})) for size in (1, 2, 4)]
+    log.keep(trials[0])
+    assert log._file is not None
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log._file.stat().st_size + 100, limits[1]))
+    try:
+        log.keep(trials[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"import this line: {line_of(trials[1])}" in caplog.text
+    log.keep(trials[2])
     import_rescued(store)
-    assert (store.count(), file.exists()) == (1, True)
-    file.write_text(whole)
+    assert store.trials() == [trials[0], trials[2]]
+
+
+def test_what_is_rescued_while_a_file_is_removed_is_not_lost(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log, trials = rescuing(store), [a_trial(config=complete({"micro_batch": size})) for size in (1, 2)]
+    log.keep(trials[0])
+    unlink = Path.unlink
+
+    def too_late(path: Path) -> None:
+        log.keep(trials[1])
+        unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", too_late)
+        import_rescued(store)
     import_rescued(store)
-    assert (store.count(), file.exists()) == (1, False)
-    file.write_text("no trial\n")
-    import_rescued(store)
-    assert file.exists() and "stays: line 1 cannot be imported" in caplog.text
+    assert store.trials() == trials and not list(tmp_path.glob(f"{RESCUED}*"))

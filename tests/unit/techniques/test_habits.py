@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import CPU, CUDA_HARDWARE, QWEN3_MOE, job
@@ -12,6 +14,7 @@ from autofit.estimate.tracing.traces import Traces
 from autofit.planning.lattices import load_space, narrow
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import complete, holds, recipe, unsupported
+from autofit.techniques.axes.optimizer import OPTIMIZERS
 from autofit.techniques.habits import trained_format
 from autofit.techniques.habits import unsupported as unsupported_by_trainer
 from autofit.techniques.habits.habit import NormsAndEmbeddingsInFp32
@@ -71,6 +74,13 @@ def test_the_recipe_is_one_that_the_trainer_trains() -> None:
     assert config["loss"] == "chunked" and unsupported(config, trl_job) is None
     reason = unsupported(config.replace(loss="full"), trl_job)
     assert reason == "loss=full is not possible with trl, which always chunks the loss"
+
+
+def test_an_optimizer_that_trainers_have_no_name_for_is_none_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = complete({"method": "lora", "optimizer": "lion", "loss": "chunked"})
+    monkeypatch.setitem(OPTIMIZERS, "lion", replace(OPTIMIZERS["lion"], trainer=None))
+    reason = "optimizer=lion is not possible with trl, which has no name for it"
+    assert unsupported(config, job(trainer="trl")) == reason and unsupported(config, job()) is None
 
 
 def test_adapters_in_bf16_cannot_have_loss_scaling() -> None:

@@ -210,7 +210,10 @@ def test_dropout_of_the_architecture_is_no_divergence(warm: TrialRunner, method:
     assert outcome.measurement.reference_loss is None
 
 
-def test_an_answer_is_kept_whatever_its_recording_does(warm: TrialRunner, tmp_path: Path) -> None:
+def test_an_answer_is_kept_whatever_its_recording_does(
+    warm: TrialRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)  # a recording needs none of it
     file = tmp_path / "trace.json"
     made = Crashed(reason="made")
 
@@ -355,7 +358,7 @@ def test_a_fork_server_that_dies_is_started_again_and_one_that_hangs_costs_one_t
         process = trial_runner._process
         assert process is not None
         process.send_signal(signal.SIGSTOP)  # as if it were stuck in the driver
-        outcome = trial_runner.attempt(tiny_request(deadline_seconds=0.5, wait_seconds=0.5)).outcome
+        outcome = trial_runner.attempt(tiny_request(deadline_seconds=0.5)).outcome
         assert isinstance(outcome, Crashed) and outcome.transient and "does not answer" in outcome.reason
         assert process.poll() is not None
         assert isinstance(trial_runner.attempt(tiny_request()).outcome, Fits)

@@ -30,6 +30,7 @@ from autofit.training.prerequisites.requirements import why_not_trainable
 from autofit.trial.machine.cores import threads
 from autofit.trial.machine.detection import cpu
 from autofit.trial.machine.device_lock import held
+from autofit.trial.process import runner
 from autofit.workers.cluster import nodes as cluster
 from autofit.workers.ray_pool import RayPool
 from autofit.workers.slots import running_trial
@@ -211,7 +212,7 @@ def test_a_lost_worker_is_replaced(pool: RayPool) -> None:
 
 
 def test_a_worker_that_does_not_answer_is_given_up(pool: RayPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running_trial, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(running_trial, "LOST_SECONDS", 2.0)
     actor_process().send_signal(signal.SIGSTOP)  # as good as a node behind a broken cable
     pool.submit(tiny_request(deadline_seconds=1.0))
     (done,) = completed(pool)
@@ -220,6 +221,14 @@ def test_a_worker_that_does_not_answer_is_given_up(pool: RayPool, monkeypatch: p
     monkeypatch.undo()
     pool.submit(tiny_request())
     assert isinstance(completed(pool)[0].outcome, Fits)
+
+
+def test_a_worker_is_given_time_to_say_that_its_fork_server_hangs() -> None:
+    running = running_trial.RunningTrial(tiny_request(deadline_seconds=1.0), [], worker="w", queued_seconds=0.0)
+    running.since -= 1.0 + runner.GRACE_SECONDS + 2 * runner.ENDING_SECONDS
+    assert not running.is_overdue
+    running.since -= 60.0
+    assert running.is_overdue
 
 
 @pytest.fixture
