@@ -10,7 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
 
-.PHONY: install search test test-fast estimates replay results emulated-card test-rivals docs lint types clean anew
+.PHONY: install search test test-fast test-exports estimates replay results emulated-card test-rivals docs lint types \
+	clean anew
 
 # What is installed has a stamp, and each extra one of its own: those asked for later are added, and newer pins renew all.
 INSTALLED := $(VENV)/.installed
@@ -78,6 +79,20 @@ emulated-card: install $(DEV)
 
 test-rivals: $(RIVALS) $(DEV)
 	PYTHONPATH=$(RIVALS) $(BIN)/python -m pytest tests/unit/bench/test_replay_rivals.py
+
+# LLaMA-Factory and axolotl train as exported files say. Each has an environment of its own, because it needs other
+# versions of our libraries; together they take 5 GB, and minutes to install.
+TRAINERS := $(VENV)/trainers
+OWN_ENVIRONMENTS := tests/exports_in_own_environments
+
+test-exports: $(TRAINERS)/llamafactory/.installed $(TRAINERS)/axolotl/.installed $(DEV)
+	TRAINERS_HOME=$(TRAINERS) $(BIN)/python -m pytest $(OWN_ENVIRONMENTS)
+
+$(TRAINERS)/%/.installed: $(OWN_ENVIRONMENTS)/%.txt
+	$(PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' $<)"
+	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
+	@touch $@
 
 $(RIVALS): constraints.txt | install
 	$(PIP) install -q -c constraints.txt --no-deps --upgrade --target $@ scipy

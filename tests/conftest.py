@@ -61,6 +61,7 @@ SLOW = (
     *TRAINS,
     "tests/emulated_card/",
     "tests/end_to_end/",
+    "tests/exports_in_own_environments/",
     "tests/contract/test_cli_snapshot.py",
     "tests/contract/test_documents.py",
     "tests/unit/bench/test_made_search.py",

@@ -1,6 +1,7 @@
 """The trainers whose habits are known, each as its source says. Exports and readers of files go by the same versions.
 
-The tests run transformers' and trl's; axolotl and LLaMA-Factory need other versions of their libraries than ours.
+The tests run transformers' and trl's. axolotl and LLaMA-Factory need other versions of their libraries than ours:
+`make test-exports` runs them.
 """
 
 from __future__ import annotations

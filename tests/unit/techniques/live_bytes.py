@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from autofit.training.step import TrainingStep
+if TYPE_CHECKING:  # trainers' own environments, which have no autofit, count with this file too
+    from autofit.training.step import TrainingStep
 
 
 class LiveBytes(TorchDispatchMode):
