@@ -183,6 +183,12 @@ def test_notes_name_what_the_trainer_cannot_say(name: str) -> None:
         assert all(f"# Differs:   {note}" in made.text for note in made.notes)
 
 
+def test_llamafactory_is_said_to_leave_liger_out_where_it_has_none_for_the_model() -> None:
+    for model, more in (("pythia-160m", True), ("llama-3.2-1b", False)):
+        made = export(make_recommendation(make_config(loss="fused"), model=model), format="llamafactory", source="x")
+        assert any("leaves Liger out" in note for note in made.notes) is more
+
+
 def test_the_launch_says_how_many_processes() -> None:
     def launch(name: str, **workload: Any) -> str:
         text = export(make_recommendation(make_config(sharding="none"), **workload), format=name, source="x").text
