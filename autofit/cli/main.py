@@ -12,8 +12,21 @@ from typing import Annotated, NoReturn
 import typer
 
 from autofit import __version__
-from autofit.cli import axes_command, spaces_commands
-from autofit.cli.commands import answer, bench, db, diagnose, estimate, probe, run, serve, token, track
+from autofit.cli.commands import (
+    answer,
+    axes,
+    bench,
+    db,
+    diagnose,
+    doctor,
+    estimate,
+    probe,
+    run,
+    serve,
+    spaces,
+    token,
+    track,
+)
 from autofit.cli.commands import list as listing
 from autofit.cli.output import FULL, warn
 from autofit.core.distribution import not_installed, stranger
@@ -30,11 +43,11 @@ app = typer.Typer(
 )
 for command in (
     *(run.search, run.trial, estimate.estimate, diagnose.diagnose, answer.frontier, answer.recommend),
-    *(listing.models, listing.hardware, listing.doctor, axes_command.axes, probe.probe),
+    *(listing.models, listing.hardware, doctor.doctor, axes.axes, probe.probe),
     *(serve.serve, serve.runner, track.track),
 ):
     app.command()(command)
-groups = {"spaces": spaces_commands.group, "token": token.group, "db": db.group, "bench": bench.group}
+groups = {"spaces": spaces.group, "token": token.group, "db": db.group, "bench": bench.group}
 for name, group in groups.items():
     app.add_typer(group, name=name)
 

@@ -109,7 +109,7 @@ def _loss(value: Value, task: Task) -> Settings:
             difference = "LLaMA-Factory uses Liger's loss with its kernels: less memory than was measured"
             notes.append(Near(f"loss={value}: {difference}"))
     elif value == "fused" and str(task.model().config["model_type"]) not in LIGER_MODELS:
-        difference = "LLaMA-Factory leaves Liger out for this model; all logits exist at once: more memory than measured"
+        difference = "LLaMA-Factory leaves Liger out for this model, and makes all logits: more memory than measured"
         notes.append(NeedsMore(f"loss=fused: {difference}"))
     elif value == "fused":
         difference = "LLaMA-Factory then uses Liger's other kernels as well; only the loss was measured"

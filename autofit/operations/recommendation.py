@@ -62,7 +62,7 @@ class StoredAnswer:
 
     def recommendation(self) -> Recommendation:
         """Raises as `recommend` does."""
-        found = recommendation(self.all_methods, memory_limit_bytes=self.memory_limit_bytes, goal=self.goal)
+        found = read_off(self.all_methods, memory_limit_bytes=self.memory_limit_bytes, goal=self.goal)
         if found is not None:
             return found
         tried = [] if self.frontier.points else _tried_within(self.goal, self.question, self.all_methods, self.store)
@@ -109,7 +109,7 @@ def recommend(
     ).recommendation()
 
 
-def recommendation(measured: Frontier, *, memory_limit_bytes: int, goal: Goal) -> Recommendation | None:
+def read_off(measured: Frontier, *, memory_limit_bytes: int, goal: Goal) -> Recommendation | None:
     """The recommendation read off a frontier under a limit; None if nothing within the goal fits."""
     chosen = choose(
         measured.considered,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -82,42 +83,19 @@ def estimate(
     read = partial(read_config, model=loaded(workload.model), trainer=workload.trainer)
     configs = {name: read(config, on=device) for name, device in devices.items()}
     other = None if explain is None else read(explain, on=devices[names[0]])
-
-    from autofit.cli.text.predicted import advice_text, estimate_text
-    from autofit.trial.machine.detection import detect
-
-    workload_options = workload.asked()
     if len(configs) > 1:
         spreads = not given(context, "devices")
-        _on_each(workload_options, configs, limit, per_hour, total, spreads=spreads, as_json=as_json)
-    ((hardware, chosen),) = configs.items()
-    if hardware == "auto" and detect()[0].kind == "cpu":
-        warn("there is no GPU here, so this is for the processor: name a card with --hardware")
-    if other is not None:
-        _explain(workload_options, chosen, other, hardware, limit, as_json=as_json)
-        return
-    if longest:
-        _longest(workload_options, chosen, hardware, limit, verbose=verbose, as_json=as_json)
-    with Waiting("configs predicted"):
-        estimation = operations.Estimation.of(
-            workload_options, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact
-        )
-        prediction = estimation.estimate()
-    if not as_json:
-        print(estimate_text(prediction, verbose=verbose), flush=True)
-    if not no_advice:
-        with Waiting("changes tried") as waiting:
-            prediction = estimation.advised(waiting, of=prediction)
-    if as_json:
-        print_json(prediction.to_json())
-    elif advice := advice_text(prediction):
-        print(advice)
-    if html is not None:
-        # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
-        from autofit.export.charts import memory_chart
-
-        write_page(html, memory_chart.figure(estimation.timeline(), prediction, estimation.job))
-    raise typer.Exit(0 if prediction.likely_fits else 3)
+        fits = _on_each(workload.asked(), configs, limit, per_hour, total, spreads=spreads, as_json=as_json)
+    else:
+        ((name, chosen),) = configs.items()
+        on_one = _OnOne(workload=workload.asked(), config=chosen, hardware=name, limit=limit, as_json=as_json)
+        if other is not None:
+            fits = on_one.explain(other)
+        elif longest:
+            fits = on_one.longest(verbose=verbose)
+        else:
+            fits = on_one.estimate(exact=exact, advice=not no_advice, html=html, verbose=verbose)
+    raise typer.Exit(0 if fits else 3)
 
 
 def _check_together(context: typer.Context, *, several: bool) -> None:
@@ -163,8 +141,8 @@ def _on_each(
     *,
     spreads: bool,
     as_json: bool,
-) -> NoReturn:
-    """Print what each card's config takes on it, and end with 0 if one is likely to fit."""
+) -> bool:
+    """Print what each card's config takes on it; whether one is likely to fit."""
     from autofit.cli.text.cards import cards_text
     from autofit.operations.hardware_compared import estimate_cards
 
@@ -172,29 +150,66 @@ def _on_each(
         cards = estimate_cards(workload, configs, memory_limit_bytes=limit, spreads=spreads, report=waiting)
     rows = [row.to_json(prices.get(row.name), tokens) for row in cards]
     print_json({"cards": rows}) if as_json else print(cards_text(cards, prices, tokens, workload.devices))
-    raise typer.Exit(0 if any(row.fits for row in cards) else 3)
+    return any(row.fits for row in cards)
 
 
-def _longest(
-    workload: WorkloadOptions, config: Config, hardware: str, limit: int | None, *, verbose: bool, as_json: bool
-) -> NoReturn:
-    """Print how long sequences may be, and end with 0 if any fit."""
-    from autofit.cli.text.predicted import longest_text
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OnOne:
+    """A config on one kind of hardware. Each method prints one answer about it, and returns whether it fits."""
 
-    with Waiting("lengths predicted") as waiting:
-        longest = operations.longest_sequence(
-            workload, config, hardware=hardware, memory_limit_bytes=limit, report=waiting
-        )
-    print_json(longest.to_json()) if as_json else print(longest_text(longest, verbose=verbose))
-    raise typer.Exit(0 if longest.estimate.likely_fits else 3)
+    workload: WorkloadOptions
+    config: Config
+    hardware: str
+    limit: int | None
+    as_json: bool
 
+    def __post_init__(self) -> None:
+        from autofit.trial.machine.detection import detect
 
-def _explain(
-    workload: WorkloadOptions, before: Config, after: Config, hardware: str, limit: int | None, *, as_json: bool
-) -> None:
-    """Print why the second config needs a different amount of memory from the first."""
-    from autofit.cli.text.explanation import explanation_text
+        if self.hardware == "auto" and detect()[0].kind == "cpu":
+            warn("there is no GPU here, so this is for the processor: name a card with --hardware")
 
-    comparison = operations.Comparison(workload, hardware=hardware, memory_limit_bytes=limit)
-    explanation = comparison.explanation(before, after)
-    print_json(explanation.to_json()) if as_json else print(explanation_text(explanation))
+    def explain(self, other: Config) -> bool:
+        """Why another config needs a different amount of memory; nothing is said of whether they fit."""
+        from autofit.cli.text.explanation import explanation_text
+
+        comparison = operations.Comparison(self.workload, hardware=self.hardware, memory_limit_bytes=self.limit)
+        explanation = comparison.explanation(self.config, other)
+        print_json(explanation.to_json()) if self.as_json else print(explanation_text(explanation))
+        return True
+
+    def longest(self, *, verbose: bool) -> bool:
+        """How long sequences may be."""
+        from autofit.cli.text.predicted import longest_text
+
+        with Waiting("lengths predicted") as waiting:
+            longest = operations.longest_sequence(
+                self.workload, self.config, hardware=self.hardware, memory_limit_bytes=self.limit, report=waiting
+            )
+        print_json(longest.to_json()) if self.as_json else print(longest_text(longest, verbose=verbose))
+        return longest.estimate.likely_fits
+
+    def estimate(self, *, exact: bool, advice: bool, html: Path | None, verbose: bool) -> bool:
+        """What the config needs, and changes that help."""
+        from autofit.cli.text.predicted import advice_text, estimate_text
+
+        with Waiting("configs predicted"):
+            estimation = operations.Estimation.of(
+                self.workload, self.config, hardware=self.hardware, memory_limit_bytes=self.limit, exact=exact
+            )
+            prediction = estimation.estimate()
+        if not self.as_json:
+            print(estimate_text(prediction, verbose=verbose), flush=True)
+        if advice:
+            with Waiting("changes tried") as waiting:
+                prediction = estimation.advised(waiting, of=prediction)
+        if self.as_json:
+            print_json(prediction.to_json())
+        elif advised := advice_text(prediction):
+            print(advised)
+        if html is not None:
+            # Comes second: a model that cannot be traced has an estimate but no timeline, which ends the program.
+            from autofit.export.charts import memory_chart
+
+            write_page(html, memory_chart.figure(estimation.timeline(), prediction, estimation.job))
+        return prediction.likely_fits

@@ -98,20 +98,19 @@ def search(
         predict=not no_predict,
     )
     per_hour = prices(price or [], names, prices_file, store)
-    if len(names) > 1 or names == ["all"]:
-        if dry_run or fewer_devices:
-            raise UsageError("--dry-run and --fewer-devices take one kind of hardware at a time")
-        _search_each(request, names, per_hour, as_json=as_json)
-        return
-    if not dry_run:
-        _search(request, fewer_devices=fewer_devices, as_json=as_json)
-        return
-    if fewer_devices:
+    several = len(names) > 1 or names == ["all"]
+    if several and (dry_run or fewer_devices):
+        raise UsageError("--dry-run and --fewer-devices take one kind of hardware at a time")
+    if dry_run and fewer_devices:
         raise UsageError("--dry-run predicts one number of devices at a time: leave --fewer-devices out")
-    idle = given(context, "fresh", "thorough", "max_trials", "time_budget", "workers", "in_place")
-    if idle:
-        warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
-    _predict(request, as_json=as_json)
+    if several:
+        _search_each(request, names, per_hour, as_json=as_json)
+    elif dry_run:
+        if idle := given(context, "fresh", "thorough", "max_trials", "time_budget", "workers", "in_place"):
+            warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
+        _predict(request, as_json=as_json)
+    else:
+        _search(request, fewer_devices=fewer_devices, as_json=as_json)
 
 
 def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> None:

@@ -56,7 +56,7 @@ def cuda_memory(
     borrowed = None if fragmentation is None else fragmentation.borrowed(allocated, limit)
     gives_back_cache = False
     if borrowed is None:
-        replayed = partial(replays.held, line, workspace, capped=capped, others=others)
+        replayed = partial(replays.reserved, line, workspace, capped=capped, others=others)
         held = replayed(limit if allocated <= limit else None)
         if capped and held.gives_back_cache and held.reserved + paged > limit:
             held = replayed(None)

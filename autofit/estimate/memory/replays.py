@@ -106,7 +106,7 @@ class Replays:
         self._replay = partial(replay, expandable_segments=expandable_segments, release=release)
         self._reserved: dict[tuple[bytes, int, int | None, bool], Reserved] = {}
 
-    def held(
+    def reserved(
         self,
         line: Timeline,
         workspace: int,

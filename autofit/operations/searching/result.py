@@ -15,7 +15,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial, context_keys
 from autofit.core.units import format_bytes, format_duration
 from autofit.core.workload import METHODS
-from autofit.operations.recommendation import recommendation, shortfall
+from autofit.operations.recommendation import read_off, shortfall
 from autofit.planning.nothing_fits import levers, of_failures
 from autofit.planning.plan import Plan
 from autofit.prediction.probing import stored_probe
@@ -90,61 +90,62 @@ class SearchResult(Document):
     impractical: tuple[str, ...] = ()
     """A sentence for each more faithful method than the recommended one whose trials were all ended as too slow."""
 
+    @classmethod
+    def of(cls, loop: SearchLoop, store: Store, search_id: str, started: float) -> SearchResult:
+        """From a loop that has ended, of a search that began at `started`, by `time.monotonic`. Raises what `search`
+        raises of what it found."""
+        plan = loop.plan
+        job = plan.job
+        trials: list[Trial] = list(loop.state.trials.values())
+        _check_any_is_measured(loop)
+        if not trials:
+            _check_any_could_run(loop)
+        every = store.trials(search_id=search_id)
+        _check_any_is_of_its_type(trials, every)
+        _check_any_fits(trials or every, plan)
+        # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
+        context = context_keys(job.hardware, job.stack, job.workload)
+        frontier = Frontier.of(
+            loop.state.measured(),
+            hardware=job.hardware,
+            workload=job.workload,
+            stack=job.stack,
+            trials=store.count(**context),
+            out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
+            contradictory=loop.state.contradictory,
+        )
+        formats = slow_formats_used(job, plan.lattice.configs, store)
+        limit = plan.limits.memory_bytes
+        recommended = read_off(frontier, memory_limit_bytes=limit, goal=plan.goal)
+        if recommended is None:
+            raise shortfall(frontier, limit, plan.goal, trials)
+        return cls(
+            search_id=search_id,
+            recommendation=recommended,
+            frontier=frontier,
+            trials=loop.progress.done,
+            out_of_memory=loop.progress.out_of_memory,
+            ruled_out=loop.progress.ruled_out,
+            answered_from_store=loop.progress.from_store,
+            seconds=time.monotonic() - started,
+            stopped_because=loop.progress.stopped_because,
+            regret_bound=loop.progress.regret_bound,
+            disturbed=Disturbed.of(every, trials, loop.progress.slow_nodes),
+            emulated=tuple(formats.values()),
+            unsupported=plan.unsupported,
+            beyond_goal=plan.beyond_goal,
+            impractical=impractical_methods(
+                loop.state,
+                recommended=recommended.point.method,
+                tokens_per_step=job.workload.tokens_per_step,
+                slow=formats,
+            ),
+        )
 
-def result_of(search_run: SearchLoop, store: Store, search_id: str, started: float) -> SearchResult:
-    """The result of a search that has run and that began at `started`; raises what `search` raises of what it found."""
-    plan = search_run.plan
-    job = plan.job
-    trials: list[Trial] = list(search_run.state.trials.values())
-    _check_any_is_measured(search_run)
-    if not trials:
-        _check_any_could_run(search_run)
-    every = store.trials(search_id=search_id)
-    _check_any_is_of_its_type(trials, every)
-    _check_any_fits(trials or every, plan)
-    # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
-    context = context_keys(job.hardware, job.stack, job.workload)
-    frontier = Frontier.of(
-        search_run.state.measured(),
-        hardware=job.hardware,
-        workload=job.workload,
-        stack=job.stack,
-        trials=store.count(**context),
-        out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
-        contradictory=search_run.state.contradictory,
-    )
-    formats = slow_formats_used(job, plan.lattice.configs, store)
-    limit = plan.limits.memory_bytes
-    recommended = recommendation(frontier, memory_limit_bytes=limit, goal=plan.goal)
-    if recommended is None:
-        raise shortfall(frontier, limit, plan.goal, trials)
-    return SearchResult(
-        search_id=search_id,
-        recommendation=recommended,
-        frontier=frontier,
-        trials=search_run.progress.done,
-        out_of_memory=search_run.progress.out_of_memory,
-        ruled_out=search_run.progress.ruled_out,
-        answered_from_store=search_run.progress.from_store,
-        seconds=time.monotonic() - started,
-        stopped_because=search_run.progress.stopped_because,
-        regret_bound=search_run.progress.regret_bound,
-        disturbed=Disturbed.of(every, trials, search_run.progress.slow_nodes),
-        emulated=tuple(formats.values()),
-        unsupported=plan.unsupported,
-        beyond_goal=plan.beyond_goal,
-        impractical=impractical_methods(
-            search_run.state,
-            recommended=recommended.point.method,
-            tokens_per_step=job.workload.tokens_per_step,
-            slow=formats,
-        ),
-    )
 
-
-def _check_any_is_measured(search_run: SearchLoop) -> None:
+def _check_any_is_measured(loop: SearchLoop) -> None:
     """Raise an error if trials were too slow to be finished, and nothing else has shown a config that fits."""
-    state = search_run.state
+    state = loop.state
     bounds = state.least_step_seconds
     if not bounds or state.points():
         return
@@ -154,19 +155,19 @@ def _check_any_is_measured(search_run: SearchLoop) -> None:
         reason += f"; {state.out_of_memory} configs ran out of memory"
     raise Shortfall(
         f"no trial could be finished in the time: {reason}; {SOONER}",
-        memory_limit_bytes=search_run.plan.limits.memory_bytes,
+        memory_limit_bytes=loop.plan.limits.memory_bytes,
         closest={"config": config.to_json(), "provenance": "measured", "least_step_seconds": least},
     )
 
 
-def _check_any_could_run(search_run: SearchLoop) -> None:
+def _check_any_could_run(loop: SearchLoop) -> None:
     """Raise an error that says why a search of which nothing is known, from now or before, has run nothing: the host is
     too small for every config, or the time budget too short for any."""
-    plan = search_run.plan
-    if not search_run.state.open:
-        if not search_run.beyond_host:
+    plan = loop.plan
+    if not loop.state.open:
+        if not loop.beyond_host:
             return
-        config, lacking = min(search_run.beyond_host.items(), key=lambda item: item[1])
+        config, lacking = min(loop.beyond_host.items(), key=lambda item: item[1])
         host_bytes = plan.job.hardware.host_memory_bytes
         raise Shortfall(
             f"no config of {plan.job.model.name} is predicted to fit: the one that needs the least host memory needs "
@@ -174,15 +175,15 @@ def _check_any_could_run(search_run: SearchLoop) -> None:
             memory_limit_bytes=plan.limits.memory_bytes,
             closest={"config": config.to_json(), "provenance": "predicted", "over_limit_bytes": lacking},
         )
-    if search_run.kept_waiting is not None:
+    if loop.kept_waiting is not None:
         raise EnvironmentLacks(
-            f"no trial was run: {search_run.kept_waiting}",
+            f"no trial was run: {loop.kept_waiting}",
             remedy="let the other trial or search end first, or give this one a longer --time-budget",
         )
-    budget, quickest = plan.limits.seconds, search_run.quickest()
+    budget, quickest = plan.limits.seconds, loop.quickest()
     if budget is not None and quickest is not None:
         takes = format_duration(quickest.expected_seconds)
-        done = search_run.progress.done
+        done = loop.progress.done
         what = f"none of {done} trials ended in its time" if done else "no trial was run"
         raise UsageError(
             f"{what}: the quickest that may fit is expected to take {takes}, which is more than predicting and trials "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -19,49 +19,46 @@ from autofit.trial.machine.detection import installed_stack, requested_card
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
+    from autofit.operations.searching.result import SearchResult
     from autofit.search.loop import SearchLoop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
-    """A search that this process may drive, or one that the store answers."""
+def begin(request: SearchRequest, plan: Plan, store: Store, claimed: Lease | None = None) -> Lease:
+    """Store the search as running, with its plan, and return the right to drive it: `claimed` if a runner has it.
 
-    search_id: str
-    """The search whose trials and findings are to be read."""
-    lease: Lease | None
-    """None where nothing is to be written: an earlier search has answered."""
-    is_answered: bool
-
-
-def begin(request: SearchRequest, plan: Plan, store: Store, runner_lease: Lease | None = None) -> Claimed:
-    """Store the search as running unless an earlier one has already answered it; `runner_lease` is a runner's claim.
-
-    Raises `UnderWay` if another process drives the same search.
+    An interrupted search of the same request is resumed. Raises `UnderWay` if another process drives it.
     """
     job = plan.job
-    question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
-    stored = store.searches(stack_key=job.stack.key, workload_key=job.workload.key)
-    alike = [earlier for earlier in stored if earlier.request.get("question") == question]
-    answered = None if request.fresh else _already_answered(alike, request)
-    if answered is not None and runner_lease is None:
-        return Claimed(search_id=answered, lease=None, is_answered=True)
-    resumed = _resumable_fresh(alike) if request.fresh else None
-    lease = store.queue.begin(
-        resumed or uuid.uuid4().hex if runner_lease is None else runner_lease.search_id,
-        new_owner() if runner_lease is None else runner_lease.owner,
+    resumed = _resumable_fresh(_alike(request, plan, store)) if request.fresh and claimed is None else None
+    return store.queue.begin(
+        resumed or uuid.uuid4().hex if claimed is None else claimed.search_id,
+        new_owner() if claimed is None else claimed.owner,
         digest=digest_of(request, job.workload, job.hardware.name),
         hardware=job.hardware,
         stack=job.stack,
         workload=job.workload,
         request={
-            "question": question,
+            "question": _question(request, plan),
             "fresh": request.fresh,
             "max_trials": request.max_trials,
             "seconds": request.time_budget_seconds,
         },
         campaign_id=request.campaign_id,
     )
-    return Claimed(search_id=answered or lease.search_id, lease=lease, is_answered=answered is not None)
+
+
+def answered_by(request: SearchRequest, plan: Plan, store: Store) -> str | None:
+    """The id of a finished search for the same question that had at least this budget; None if there is none, or if
+    everything is to be measured afresh."""
+    if request.fresh:
+        return None
+    for earlier in filter(_is_answer, _alike(request, plan, store)):
+        budget = earlier.request
+        if _at_least(budget["max_trials"], request.max_trials) and _at_least(
+            budget["seconds"], request.time_budget_seconds
+        ):
+            return earlier.search_id
+    return None
 
 
 def answered_plan(request: SearchRequest) -> Plan | None:
@@ -72,8 +69,7 @@ def answered_plan(request: SearchRequest) -> Plan | None:
         return None
     _, workload = request.workload.resolve()
     with suppress(NoStore), Store.open(request.store, create=False) as store:
-        stored = store.searches(stack_key=installed_stack().key, workload_key=workload.key)
-        answers = filter(_is_answer, stored)
+        answers = filter(_is_answer, store.searches(stack_key=installed_stack().key, workload_key=workload.key))
         sites = [(s.hardware, s.stack) for s in answers if s.hardware is not None and s.stack is not None]
         for hardware, stack in dict.fromkeys(site for site in sites if site[0].name == wanted.name):
             job = request.workload.job((hardware, stack))
@@ -82,45 +78,59 @@ def answered_plan(request: SearchRequest) -> Plan | None:
                 plan = resolve_for(request, job, limit)
             except (UsageError, NothingFits):  # today's nodes may have more
                 continue
-            question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
-            alike = [earlier for earlier in stored if earlier.request.get("question") == question]
-            if _already_answered(alike, request) is not None:
+            if answered_by(request, plan, store) is not None:
                 return plan
     return None
 
 
-def remaining_limits(lease: Lease | None, limits: Limits) -> Limits:
+def remaining_limits(lease: Lease, limits: Limits) -> Limits:
     """What earlier drivers of the search have left of its limits."""
-    if lease is None:
-        return limits
     trials = None if limits.max_trials is None else max(0, limits.max_trials - lease.spent_trials)
     seconds = None if limits.seconds is None else max(0.0, limits.seconds - lease.spent_seconds)
     return replace(limits, max_trials=trials, seconds=seconds)
 
 
-class DrivenSearch(Heartbeat):
-    """What this process does under a lease, as a context manager: the lease is kept meanwhile, and how the search ends
-    is stored, whatever ends it."""
+class Driver(Heartbeat):
+    """This process as the driver of a search, as a context manager: its lease is kept meanwhile, and how the search
+    ends is stored, whatever ends it."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
         super().__init__(store.queue, lease)
-        self.result: dict[str, Any] = {}
-        """What the search has found, to be stored with its end."""
+        self.loop: SearchLoop | None = None
+        """Set once it is about to run."""
+        self.result: SearchResult | None = None
+        """Set if there is one."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         super().__exit__(kind, error, trace)
-        if isinstance(error, Exception):
-            self.result["reason"] = str(error) if isinstance(error, AutofitError) else in_one_line(error)
-        if isinstance(error, Shortfall):
-            self.result |= error.facts()
+        findings = self._findings(error)
         # Every trial is kept by now. Failing to record the ending must not cost the answer or mask the real error.
         with suppress(StoreError, LeaseLost):
             if isinstance(error, KeyboardInterrupt):
-                self._queue.interrupt(self.lease, self.result)
+                self._queue.interrupt(self.lease, findings)
             else:
-                self._queue.end(self.lease, _ending(error), self.result)
+                self._queue.end(self.lease, _ending(error), findings)
+
+    def _findings(self, error: BaseException | None) -> dict[str, Any]:
+        """What is stored of the search with its end."""
+        findings: dict[str, Any] = {}
+        if self.loop is not None:
+            findings = {
+                "stopped_because": self.loop.progress.stopped_because,
+                "ruled_out": self.loop.progress.ruled_out,
+                "regret_bound": self.loop.progress.regret_bound,
+                # What was found without any trial could not be repeated from the store.
+                "answers": bool(self.loop.state.trials or not self.loop.beyond_host),
+            }
+        if self.result is not None:
+            findings["recommendation"] = self.result.recommendation.to_json()
+        if isinstance(error, Exception):
+            findings["reason"] = str(error) if isinstance(error, AutofitError) else in_one_line(error)
+        if isinstance(error, Shortfall):
+            findings |= error.facts()
+        return findings
 
 
 def _ending(error: BaseException | None) -> str:
@@ -129,26 +139,25 @@ def _ending(error: BaseException | None) -> str:
     return "nothing_fits" if isinstance(error, NothingFits) else "failed"
 
 
-def results(search_run: SearchLoop) -> dict[str, Any]:
-    """What is stored of a search that has run, to be repeated by `repeat_findings`."""
-    return {
-        "stopped_because": search_run.progress.stopped_because,
-        "ruled_out": search_run.progress.ruled_out,
-        "regret_bound": search_run.progress.regret_bound,
-        # What was found without any trial could not be repeated from the store.
-        "answers": bool(search_run.state.trials or not search_run.beyond_host),
-    }
+def repeat_findings(loop: SearchLoop, store: Store, search_id: str) -> None:
+    """Restore what an earlier driver's loop concluded beyond its trials, as far as that was stored: an answer from the
+    store predicts nothing."""
+    earlier = store.search(search_id)
+    findings = (earlier.result or {}) if earlier is not None else {}
+    if findings.get("ruled_out") is not None:
+        loop.progress.ruled_out = findings["ruled_out"]
+    loop.progress.regret_bound = findings.get("regret_bound")
 
 
-def _already_answered(alike: Sequence[StoredSearch], request: SearchRequest) -> str | None:
-    """The id of a finished search for the same question that had at least this budget; None if there is none."""
-    for earlier in filter(_is_answer, alike):
-        budget = earlier.request
-        if _at_least(budget["max_trials"], request.max_trials) and _at_least(
-            budget["seconds"], request.time_budget_seconds
-        ):
-            return earlier.search_id
-    return None
+def _question(request: SearchRequest, plan: Plan) -> dict[str, Any]:
+    return request.question(plan.job, plan.limits.memory_bytes, plan.lattice_digest)
+
+
+def _alike(request: SearchRequest, plan: Plan, store: Store) -> list[StoredSearch]:
+    """The stored searches for the same question, the newest first."""
+    question = _question(request, plan)
+    stored = store.searches(stack_key=plan.job.stack.key, workload_key=plan.job.workload.key)
+    return [earlier for earlier in stored if earlier.request.get("question") == question]
 
 
 def _resumable_fresh(alike: Sequence[StoredSearch]) -> str | None:
@@ -169,13 +178,3 @@ def _is_answer(earlier: StoredSearch) -> bool:
 
 def _at_least(spent: float | None, limit: float | None) -> bool:
     return spent is None or (limit is not None and spent >= limit)
-
-
-def repeat_findings(search_run: SearchLoop, store: Store, search_id: str) -> None:
-    """Restore what the search concluded beyond its trials, as far as that was stored: an answer from the store
-    predicts nothing."""
-    earlier = store.search(search_id)
-    result = (earlier.result or {}) if earlier is not None else {}
-    if result.get("ruled_out") is not None:
-        search_run.progress.ruled_out = result["ruled_out"]
-    search_run.progress.regret_bound = result.get("regret_bound")

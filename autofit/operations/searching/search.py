@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from autofit.operations.searching.result import SearchResult, result_of
+from autofit.operations.searching.result import SearchResult
 from autofit.operations.searching.resume import (
-    Claimed,
-    DrivenSearch,
+    Driver,
+    answered_by,
     answered_plan,
     begin,
     remaining_limits,
     repeat_findings,
-    results,
 )
 from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
@@ -30,6 +30,7 @@ from autofit.trial.machine.detection import requested_card
 from autofit.workers.pool import Pool
 
 if TYPE_CHECKING:
+    from autofit.search.loop import SearchLoop
     from autofit.search.progress import Progress
 
 
@@ -37,36 +38,101 @@ def search(
     request: SearchRequest,
     report: Callable[[Progress], None] = lambda progress: None,
     *,
-    driving: DrivenSearch | None = None,
+    driver: Driver | None = None,
 ) -> SearchResult:
     """Search for the fastest config that fits.
 
     Every trial is committed as it ends, so that after an interruption or a kill the same request resumes from there.
-    `driving` has the lease if a runner has claimed the search. Raises `NothingFits` if nothing fits, `EnvironmentLacks`
+    `driver` has the lease if a runner has claimed the search. Raises `NothingFits` if nothing fits, `EnvironmentLacks`
     if the machine cannot run trials or another process drives the same search, `UsageError` if no trial could end
     within the time budget, `LeaseLost` if the search is cancelled.
     """
     started = time.monotonic()
-    answered = answered_plan(request)
-    on_cluster = request.ray_address is not None and answered is None
-    pool = open_pool(request) if on_cluster else None
-    try:
-        plan = answered or resolve(request, pool)
-        with Store.open(request.store) as store:
-            import_rescued(store)
-            runner_lease = None if driving is None else driving.lease
-            claimed = begin(request, plan, store, runner_lease)
-            with ExitStack() as stack:
-                if driving is None and claimed.lease is not None:
-                    driving = stack.enter_context(DrivenSearch(store, claimed.lease))
-                if pool is not None and claimed.lease is not None and not claimed.is_answered:
-                    machine_link.make_sure(plan.job, store, pool, fresh=request.fresh)
-                    pool.claim(claimed.lease.search_id, claimed.lease.epoch, usual_rates(plan.job, store))
-                plan = replace(plan, limits=remaining_limits(claimed.lease, plan.limits))
-                return _run(request, plan, store, claimed, driving=driving, pool=pool, report=report, started=started)
-    finally:
-        if pool is not None:
-            pool.close()
+    known_plan = answered_plan(request)
+    on_cluster = request.ray_address is not None and known_plan is None
+    with ExitStack() as stack:
+        pool = stack.enter_context(closing(open_pool(request))) if on_cluster else None
+        plan = known_plan or resolve(request, pool)
+        store = stack.enter_context(Store.open(request.store))
+        import_rescued(store)
+        if driver is not None:
+            begin(request, plan, store, driver.lease)
+        search_id = answered_by(request, plan, store)
+        if search_id is not None:
+            loop = _answer_again(search_id, request, plan, store, driver, report)
+        else:
+            driver = driver or stack.enter_context(Driver(store, begin(request, plan, store)))
+            loop = _drive(driver, request, plan, store, pool, report)
+            search_id = driver.lease.search_id
+        result = SearchResult.of(loop, store, search_id, started)
+        if driver is not None:
+            driver.result = result
+        return result
+
+
+def _answer_again(
+    search_id: str,
+    request: SearchRequest,
+    plan: Plan,
+    store: Store,
+    driver: Driver | None,
+    report: Callable[[Progress], None],
+) -> SearchLoop:
+    """Answer from the trials and findings of the search that has answered before; nothing is run."""
+    from autofit.search.loop import SearchLoop
+
+    loop = SearchLoop(
+        plan=plan,
+        predictor=ReadyMade(),
+        log=StoredTrials(store, search_id, heartbeat=driver),
+        open_pool=partial(open_pool, request),
+        report=report,
+    )
+    if driver is not None:
+        driver.loop = loop
+    loop.answer()
+    repeat_findings(loop, store, search_id)
+    return loop
+
+
+def _drive(
+    driver: Driver,
+    request: SearchRequest,
+    plan: Plan,
+    store: Store,
+    pool: Pool | None,
+    report: Callable[[Progress], None],
+) -> SearchLoop:
+    """Run the trials that are worth it, within what earlier drivers have left of the limits.
+
+    `pool` has the workers of a cluster; others are started for the first trial.
+    """
+    from autofit.search.loop import SearchLoop
+    from autofit.workers.cluster.connection import check_installed
+
+    if pool is not None:
+        machine_link.make_sure(plan.job, store, pool, fresh=request.fresh)
+        pool.claim(driver.lease.search_id, driver.lease.epoch, usual_rates(plan.job, store))
+    if not request.in_place:
+        check_installed()  # before a probe, which takes seconds
+    plan = replace(plan, limits=remaining_limits(driver.lease, plan.limits))
+    predictor = LatticePredictor(plan=plan, request=request, store=store, probes=True)
+
+    def workers() -> Pool:
+        """Meanwhile what predicting needs is loaded."""
+        predictor.get_ready()
+        return open_pool(request) if pool is None else pool
+
+    driver.loop = SearchLoop(
+        plan=plan,
+        predictor=predictor,
+        log=StoredTrials(store, driver.lease.search_id, fresh=request.fresh, heartbeat=driver),
+        open_pool=workers,
+        report=report,
+    )
+    driver.begin_spending()
+    driver.loop.run()
+    return driver.loop
 
 
 def open_pool(request: SearchRequest) -> Pool:
@@ -85,56 +151,3 @@ def open_pool(request: SearchRequest) -> Pool:
         device=request.device,
         card=card,
     )
-
-
-def _run(
-    request: SearchRequest,
-    plan: Plan,
-    store: Store,
-    claimed: Claimed,
-    *,
-    driving: DrivenSearch | None,
-    pool: Pool | None,
-    report: Callable[[Progress], None],
-    started: float,
-) -> SearchResult:
-    """Run a search that has begun, or repeat what it found before.
-
-    The limits of `plan` are what earlier drivers have left; `pool` has the workers of a cluster, others are started for
-    the first trial.
-    """
-    from autofit.search.loop import SearchLoop
-    from autofit.workers.cluster.connection import check_installed
-
-    if not claimed.is_answered and not request.in_place:
-        check_installed()  # before a probe, which takes seconds
-    predictor = None if claimed.is_answered else LatticePredictor(plan=plan, request=request, store=store, probes=True)
-
-    def workers() -> Pool:
-        """Meanwhile what predicting needs is loaded."""
-        if predictor is not None:
-            predictor.get_ready()
-        return open_pool(request) if pool is None else pool
-
-    search_run = SearchLoop(
-        plan=plan,
-        predictor=predictor or ReadyMade(),
-        log=StoredTrials(store, claimed.search_id, fresh=request.fresh, heartbeat=driving),
-        open_pool=workers,
-        report=report,
-    )
-    try:
-        if claimed.is_answered:
-            search_run.answer()
-            repeat_findings(search_run, store, claimed.search_id)
-        else:
-            if driving is not None:
-                driving.begin_spending()
-            search_run.run()
-        result = result_of(search_run, store, claimed.search_id, started)
-    finally:
-        if driving is not None:
-            driving.result |= results(search_run)
-    if driving is not None:
-        driving.result["recommendation"] = result.recommendation.to_json()
-    return result

@@ -13,7 +13,7 @@ from autofit.core.document import Document
 from autofit.core.outcome import Crashed, Diverged, Fits, Outcome, Trial, Unsupported
 
 if TYPE_CHECKING:
-    from autofit.operations.self_test.bench import Bench
+    from autofit.operations.self_test.device_under_test import DeviceUnderTest
 
 SCHEMA = 1
 """Version of the report's JSON."""
@@ -91,7 +91,7 @@ class Check:
     name: str
     shows: str
     """What it is for, in one sentence."""
-    run: Callable[[Bench, float], Finding]
+    run: Callable[[DeviceUnderTest, float], Finding]
     """Called with the monotonic time by which it is to end; whatever it raises is a failure of this check alone."""
     technique: bool = False
     """Whether it is one value of one axis."""

@@ -18,7 +18,7 @@ from autofit.core.outcome import TimedOut, now
 from autofit.core.units import format_duration
 from autofit.operations.doctor import libraries
 from autofit.operations.self_test import size_checks, technique_checks
-from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
+from autofit.operations.self_test.device_under_test import EMULATED, DeviceUnderTest, NoTimeLeft
 from autofit.operations.self_test.finding import Check, CheckResult, Finding, Report, Verdict
 from autofit.probe.shapes import usual_model
 from autofit.trial.machine import device_lock
@@ -51,19 +51,19 @@ def checks(kind: str) -> tuple[Check, ...]:
     )
 
 
-def _probe(bench: Bench, until: float) -> Finding:
+def _probe(tested: DeviceUnderTest, until: float) -> Finding:
     """The device's rates, and under `EMULATED` a sentence for each number format that is emulated."""
     from autofit.probe.run import run
 
     seconds = until - time.monotonic()
     if seconds < 15.0:
         raise NoTimeLeft("the time limit was reached")
-    devices = device_lock.names(bench.hardware.kind)
+    devices = device_lock.names(tested.hardware.kind)
     try:
         with device_lock.held(devices, waiting=tell_of_waiting, most_seconds=seconds):
-            model = load(usual_model(bench.hardware.kind))
+            model = load(usual_model(tested.hardware.kind))
             left = until - time.monotonic()
-            probe = run(model, bench.hardware, bench.stack, most_seconds=left, loading_seconds=0.0)
+            probe = run(model, tested.hardware, tested.stack, most_seconds=left, loading_seconds=0.0)
     except device_lock.GivenUp as error:
         raise NoTimeLeft(str(error)) from None
     failed = [part for part in probe.parts if part.failure is not None]
@@ -89,14 +89,14 @@ def self_test(
     `keep` is called before the first check and after each with all that is known; `tell` with each as it ends. A check
     that fails, crashes or hangs costs only itself. Raises `EnvironmentLacks` where there is no device to test.
     """
-    bench = Bench(device=device, ranks=ranks)
-    planned = tuple(checks(bench.hardware.kind) if selected is None else selected)
+    tested = DeviceUnderTest(device=device, ranks=ranks)
+    planned = tuple(checks(tested.hardware.kind) if selected is None else selected)
     started = time.monotonic()
     report = Report(
         autofit=__version__,
-        hardware=bench.hardware,
-        stack=bench.stack,
-        absent=_absent(bench),
+        hardware=tested.hardware,
+        stack=tested.stack,
+        absent=_absent(tested),
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
         load_average=os.getloadavg()[0],
         started_at=now(),
@@ -106,11 +106,11 @@ def self_test(
         pending=tuple(check.name for check in planned),
     )
     keep(report)
-    bench.start()
+    tested.start()
     try:
         for check in planned:
-            finding = _run(check, bench, started + time_limit_seconds - time.monotonic())
-            bench.findings[check.name] = finding
+            finding = _run(check, tested, started + time_limit_seconds - time.monotonic())
+            tested.findings[check.name] = finding
             result = CheckResult(check=check, finding=finding)
             report = replace(
                 report,
@@ -121,28 +121,30 @@ def self_test(
             keep(report)
             tell(result)
     finally:
-        bench.close()
+        tested.close()
     return report
 
 
-def _absent(bench: Bench) -> dict[str, str]:
-    absent = {check.name: check.remedy for check in libraries(bench.hardware, bench.stack) if check.remedy}
+def _absent(tested: DeviceUnderTest) -> dict[str, str]:
+    absent = {check.name: check.remedy for check in libraries(tested.hardware, tested.stack) if check.remedy}
     return absent if version("ray") else absent | {"ray": install()}
 
 
-def _run(check: Check, bench: Bench, left_seconds: float) -> Finding:
+def _run(check: Check, tested: DeviceUnderTest, left_seconds: float) -> Finding:
     """The check's finding, with the time that it took. It runs in a thread that nothing waits for once its time is up:
     what it hangs on is ended."""
     started, may_take = time.monotonic(), max(0.0, min(left_seconds, check.most_seconds))
     answers: queue.SimpleQueue[Finding] = queue.SimpleQueue()
     threading.Thread(
-        target=lambda: answers.put(_answer(check, bench, started + may_take)), name=f"autofit-{check.name}", daemon=True
+        target=lambda: answers.put(_answer(check, tested, started + may_take)),
+        name=f"autofit-{check.name}",
+        daemon=True,
     ).start()
     try:
         finding = answers.get(timeout=may_take + GRACE_SECONDS)
         cut = any(isinstance(trial.outcome, TimedOut) for trial in finding.trials)
     except queue.Empty:
-        bench.close()
+        tested.close()
         reason = f"hangs: no answer after {format_duration(may_take)}"
         finding, cut = Finding(verdict=Verdict.FAILED, reason=reason), True
     if cut and may_take < check.most_seconds:  # which says nothing of the check
@@ -151,10 +153,10 @@ def _run(check: Check, bench: Bench, left_seconds: float) -> Finding:
     return replace(finding, seconds=time.monotonic() - started)
 
 
-def _answer(check: Check, bench: Bench, until: float) -> Finding:
+def _answer(check: Check, tested: DeviceUnderTest, until: float) -> Finding:
     """What the check shows, or why it shows nothing."""
     try:
-        return check.run(bench, until)
+        return check.run(tested, until)
     except NoTimeLeft as error:
         return Finding(verdict=Verdict.NOT_RUN, reason=str(error))
     except EnvironmentLacks as error:

@@ -12,7 +12,7 @@ from autofit.core.outcome import Fits, Measurement, OutOfMemory, TimedOut, Trial
 from autofit.core.units import MIB, format_bytes
 from autofit.core.workload import METHODS
 from autofit.estimate.memory.lower_bound import floor_bytes
-from autofit.operations.self_test.bench import TINY, Bench
+from autofit.operations.self_test.device_under_test import TINY, DeviceUnderTest
 from autofit.operations.self_test.finding import Check, Finding, Verdict, unfit
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import Job, complete, unsupported
@@ -62,13 +62,13 @@ def predictions() -> Check:
     )
 
 
-def _method(method: str, bench: Bench, until: float) -> Finding:
-    config = complete({"method": method, "precision": bench.plain["precision"]})
-    largest = _largest(bench, config, until)
+def _method(method: str, tested: DeviceUnderTest, until: float) -> Finding:
+    config = complete({"method": method, "precision": tested.plain["precision"]})
+    largest = _largest(tested, config, until)
     if isinstance(largest, Finding):
         return largest
     job, predicted = largest
-    trial = bench.trial(job, config, until=until)
+    trial = tested.trial(job, config, until=until)
     if "error" in predicted and isinstance(trial.outcome, OutOfMemory):  # the model was a guess
         reason = f"{job.model.name} is too large here, and was not predicted: {predicted['error']}"
         return Finding(verdict=Verdict.NOT_RUN, reason=reason, trials=(trial,))
@@ -91,43 +91,43 @@ def _too_slow(*trials: Trial) -> Finding | None:
     return Finding(verdict=Verdict.NOT_RUN, reason=f"too slow here: {outcome.reason}", trials=trials)
 
 
-def _largest(bench: Bench, config: Config, until: float) -> tuple[Job, dict[str, Any]] | Finding:
+def _largest(tested: DeviceUnderTest, config: Config, until: float) -> tuple[Job, dict[str, Any]] | Finding:
     """The job with the largest model that has room, and its estimate."""
-    if bench.hardware.kind == "cpu":
-        job = _job(bench, ON_PROCESSOR, PROCESSOR_TOKENS)
+    if tested.hardware.kind == "cpu":
+        job = _job(tested, ON_PROCESSOR, PROCESSOR_TOKENS)
         if reason := unsupported(config, job):
             return Finding(verdict=Verdict.REFUSED, reason=reason)
-        return job, bench.predicted(job, config, until=until)
+        return job, tested.predicted(job, config, until=until)
     reason = None
     for name in LADDER:
-        job = _job(bench, name, GPU_TOKENS)
+        job = _job(tested, name, GPU_TOKENS)
         reason = unsupported(config, job)
-        if reason is not None or floor_bytes(config, job) > ROOM * bench.limit:
+        if reason is not None or floor_bytes(config, job) > ROOM * tested.limit:
             continue
-        predicted = bench.predicted(job, config, until=until)
+        predicted = tested.predicted(job, config, until=until)
         # Without an estimate, weights and states alone must leave half of the device to the activations.
         needed = predicted.get("device_bytes", 2 * floor_bytes(config, job))
-        if needed <= ROOM * bench.limit:
+        if needed <= ROOM * tested.limit:
             return job, predicted
     if reason is not None:
         return Finding(verdict=Verdict.REFUSED, reason=reason)
-    return Finding(verdict=Verdict.NOT_RUN, reason=f"not even {LADDER[-1]} has room in {format_bytes(bench.limit)}")
+    return Finding(verdict=Verdict.NOT_RUN, reason=f"not even {LADDER[-1]} has room in {format_bytes(tested.limit)}")
 
 
-def _job(bench: Bench, model: str, tokens: int) -> Job:
+def _job(tested: DeviceUnderTest, model: str, tokens: int) -> Job:
     # Two sequences, one at a time: the second meets the first one's gradients.
-    return WorkloadOptions(model=model, seq_len=tokens, global_batch=2).job((bench.hardware, bench.stack))
+    return WorkloadOptions(model=model, seq_len=tokens, global_batch=2).job((tested.hardware, tested.stack))
 
 
-def _limits(bench: Bench, until: float) -> Finding:
-    fitted = next(filter(None, (bench.fitted(check.name) for check in methods())), None)
+def _limits(tested: DeviceUnderTest, until: float) -> Finding:
+    fitted = next(filter(None, (tested.fitted(check.name) for check in methods())), None)
     if fitted is None or fitted.measurement is None:
         return Finding(verdict=Verdict.NOT_RUN, reason="no config at a real size fitted, whose need could be cut")
     need = fitted.measurement.device_bytes
-    job = bench.job_of(fitted)
-    low, high = int(BELOW * need), min(int(ABOVE * need) + SLACK_BYTES, bench.limit)
-    below = bench.trial(job, fitted.config, until=until, limit=low)
-    above = bench.trial(job, fitted.config, until=until, limit=high)
+    job = tested.job_of(fitted)
+    low, high = int(BELOW * need), min(int(ABOVE * need) + SLACK_BYTES, tested.limit)
+    below = tested.trial(job, fitted.config, until=until, limit=low)
+    above = tested.trial(job, fitted.config, until=until, limit=high)
     figure = (
         f"{fitted.workload.model} {fitted.config['method']} needs {format_bytes(need)}: {below.outcome.kind} under "
         f"{format_bytes(low)}, {above.outcome.kind} under {format_bytes(high)}"
@@ -141,8 +141,8 @@ def _limits(bench: Bench, until: float) -> Finding:
     return Finding(verdict=Verdict.FAILED, figure=figure, reason=" | ".join(reasons), trials=trials)
 
 
-def _predictions(bench: Bench, until: float) -> Finding:
-    compared = [(f.trials[-1], f.predicted) for f in bench.findings.values() if f.predicted is not None]
+def _predictions(tested: DeviceUnderTest, until: float) -> Finding:
+    compared = [(f.trials[-1], f.predicted) for f in tested.findings.values() if f.predicted is not None]
     if not compared:
         return Finding(verdict=Verdict.NOT_RUN, reason="nothing was estimated")
     made = [(trial, predicted) for trial, predicted in compared if "error" not in predicted]

@@ -11,7 +11,7 @@ from autofit.core.errors import spelled
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.outcome import Diverged, Measurement, Trial
 from autofit.core.workload import Effect
-from autofit.operations.self_test.bench import TINY_BATCH, Bench
+from autofit.operations.self_test.device_under_test import TINY_BATCH, DeviceUnderTest
 from autofit.operations.self_test.finding import Check, Finding, Verdict, unfit
 from autofit.search.correctness import against, first_known
 from autofit.techniques import AXES, AXIS, complete
@@ -60,7 +60,9 @@ def slow_ones() -> Iterator[Check]:
         yield _check(AXIS["sharding"], value, _sharding, most_seconds=90.0)
 
 
-def _check(axis: Axis, value: Value, run: Callable[[Axis, Value, Bench, float], Finding], **times: float) -> Check:
+def _check(
+    axis: Axis, value: Value, run: Callable[[Axis, Value, DeviceUnderTest, float], Finding], **times: float
+) -> Check:
     written = f"{axis.name}={spelled(value)}"
     return Check(
         name=written,
@@ -71,33 +73,33 @@ def _check(axis: Axis, value: Value, run: Callable[[Axis, Value, Bench, float], 
     )
 
 
-def _precision(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
-    finding = _against(bench, complete({axis.name: value}), bench.fitted("precision=fp32"), None, until)
-    emulated = bench.emulation(str(value)) if finding.verdict is Verdict.WORKS else None
+def _precision(axis: Axis, value: Value, tested: DeviceUnderTest, until: float) -> Finding:
+    finding = _against(tested, complete({axis.name: value}), tested.fitted("precision=fp32"), None, until)
+    emulated = tested.emulation(str(value)) if finding.verdict is Verdict.WORKS else None
     return replace(finding, verdict=Verdict.EMULATED, reason=emulated) if emulated else finding
 
 
-def _value(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
-    base = complete({**dict(bench.plain.items), "method": "lora"}) if axis.name in ADAPTER_AXES else bench.plain
+def _value(axis: Axis, value: Value, tested: DeviceUnderTest, until: float) -> Finding:
+    base = complete({**dict(tested.plain.items), "method": "lora"}) if axis.name in ADAPTER_AXES else tested.plain
     base = base.replace(**EVERYWHERE.get(value, {}))
-    if bench.hardware.kind == "cuda":
+    if tested.hardware.kind == "cuda":
         base = base.replace(**COMPANIONS.get(value, {}))
     config = complete({**dict(base.items), axis.name: value})
-    return _against(bench, config, bench.fitted(f"precision={base['precision']}"), axis.effect(value), until)
+    return _against(tested, config, tested.fitted(f"precision={base['precision']}"), axis.effect(value), until)
 
 
-def _sharding(axis: Axis, value: Value, bench: Bench, until: float) -> Finding:
-    if bench.ranks < 2:
+def _sharding(axis: Axis, value: Value, tested: DeviceUnderTest, until: float) -> Finding:
+    if tested.ranks < 2:
         return Finding(verdict=Verdict.NOT_RUN, reason="one device: --devices 2 runs it on two")
-    config = bench.plain.replace(**{axis.name: value})
-    return _against(bench, config, bench.fitted("sharding=ddp"), Effect.EXACT, until, bench.ranks)
+    config = tested.plain.replace(**{axis.name: value})
+    return _against(tested, config, tested.fitted("sharding=ddp"), Effect.EXACT, until, tested.ranks)
 
 
 def _against(
-    bench: Bench, config: Config, plain: Trial | None, effect: Effect | None, until: float, devices: int = 1
+    tested: DeviceUnderTest, config: Config, plain: Trial | None, effect: Effect | None, until: float, devices: int = 1
 ) -> Finding:
     """The finding of `config`, compared with the plain run as far as its `effect` allows; not at all without one."""
-    trial, predicted = bench.tried(bench.job(devices=devices), config, until=until)
+    trial, predicted = tested.tried(tested.job(devices=devices), config, until=until)
     if refused := unfit(trial):
         return refused
     # Other methods train other parameters; what they compute is checked within their own trial, as is what has no

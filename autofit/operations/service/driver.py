@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from autofit.core.errors import AutofitError, Interrupted
-from autofit.operations.searching.resume import DrivenSearch
+from autofit.operations.searching.resume import Driver
 from autofit.operations.service.submission import from_json
 from autofit.store import Lease, Store
 from autofit.workers.watch import end_with
@@ -28,16 +28,15 @@ def drive(arguments: dict[str, Any]) -> None:
     lease = Lease.from_json(arguments["lease"])
     with (
         Store.open(arguments["store"], create=False) as store,
-        DrivenSearch(store, lease) as driving,
+        Driver(store, lease) as driver,
         _interrupted_as_told(),
     ):
         from autofit.operations.searching.search import search  # takes long on a busy machine: the lease is kept by now
 
         stored_search = store.search(lease.search_id)
         assert stored_search is not None, "it was claimed"
-        search(
-            from_json(stored_search.request["asked"], store=arguments["store"], **arguments["driven"]), driving=driving
-        )
+        asked = from_json(stored_search.request["asked"], store=arguments["store"], **arguments["driven"])
+        search(asked, driver=driver)
 
 
 @contextmanager

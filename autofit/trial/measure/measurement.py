@@ -15,15 +15,15 @@ from autofit.techniques import needs_process_group
 from autofit.techniques.axes.batching import micro_batches, rows_per_sequence
 from autofit.training.build import build
 from autofit.training.distributed.ranks import Ranks, join
-from autofit.training.flops import mfu
 from autofit.trial.limits.threads import threads_per_rank, use_threads
 from autofit.trial.measure import process_memory
 from autofit.trial.measure.divergence import divergence, other_gradient
-from autofit.trial.measure.leak import leak, may_leak
+from autofit.trial.measure.figures import measured
+from autofit.trial.measure.leak import may_leak
 from autofit.trial.measure.meter import meter_for
 from autofit.trial.measure.pace import Mixed, Pace, is_brief, least_repeats, makes_kernels, micro_steps_run, warm_ups
 from autofit.trial.measure.recording import memory_snapshot, write_profile
-from autofit.trial.measure.repeats import MOST_REPEATS, is_settled, step_seconds
+from autofit.trial.measure.repeats import MOST_REPEATS, is_settled
 from autofit.trial.measure.steps import Steps
 from autofit.trial.process.classify import memory_failure
 from autofit.trial.process.events import Event, EventPipe
@@ -249,7 +249,6 @@ class _TrialRun:
 
     def _measurement(self, reference: float | None, setup_seconds: float, stopped_early: bool) -> Measurement:
         steps, memory = self._steps, self._meter.reading()
-        speed = self._workload.tokens_per_step / statistics.median(steps.seconds)
         of_this_rank = RankMeasurement(
             rank=self._ranks.rank,
             peak_allocated_bytes=memory.peak_allocated,
@@ -258,26 +257,21 @@ class _TrialRun:
             host_peak_bytes=memory.host_peak,
             step_seconds=statistics.median(steps.own_seconds),
         )
-        return Measurement(
-            tokens_per_second=speed,
-            step_seconds=step_seconds(steps.seconds),
-            mfu=mfu(self._job, self._request.config, speed),
-            peak_allocated_bytes=memory.peak_allocated,
-            peak_reserved_bytes=memory.peak_reserved,
-            device_bytes=memory.device,
-            host_peak_bytes=memory.host_peak,
-            host_baseline_bytes=self._host_baseline_bytes,
-            setup_peak_bytes=memory.setup_peak,
+        return measured(
+            self._job,
+            self._request.config,
+            self._meter,
+            memory,
+            seconds=steps.seconds,
+            in_use=steps.in_use,
             phase_peaks=memory.phase_peaks,
-            losses=tuple(steps.losses),
-            reference_loss=reference,
-            gradient_norms=tuple(norm if math.isfinite(norm) else None for norm in steps.gradient_norms),
-            steps=len(steps.seconds),
+            losses=steps.losses,
+            gradient_norms=steps.gradient_norms,
             setup_seconds=setup_seconds,
             overhead_seconds=self._overhead_seconds,
-            leak_bytes_per_step=leak(steps.in_use, self._meter.leak_noise_bytes),
-            expandable_segments=self._meter.expandable_segments(),
             stopped_early=stopped_early,
+            host_baseline_bytes=self._host_baseline_bytes,
+            reference_loss=reference,
             ranks=(of_this_rank,) if self._ranks.size > 1 else (),
         )
 

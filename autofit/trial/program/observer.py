@@ -12,10 +12,11 @@ from autofit.core.outcome import Fits, Outcome
 from autofit.techniques import Job
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine.watch import DeviceWatch
+from autofit.trial.measure.figures import measured
 from autofit.trial.measure.meter import meter_for
 from autofit.trial.measure.pace import WARM_UPS, least_repeats
 from autofit.trial.measure.repeats import MOST_REPEATS
-from autofit.trial.program.step_clock import StepClock, measurement
+from autofit.trial.program.step_clock import StepClock
 
 LOOK_SECONDS = 5.0
 """How often the device is looked at: one look takes milliseconds, which the run would otherwise train in."""
@@ -113,14 +114,15 @@ class RunObserver:
             self._in_use.append(in_use)
 
     def _outcome(self) -> Outcome:
-        measured = measurement(
+        memory = self._meter.reading()
+        measurement = measured(
             self._job,
             self._config,
             self._meter,
-            self._meter.reading(),
+            memory,
             seconds=self._seconds,
             in_use=self._in_use,
-            phase="run",  # its evaluations and checkpoints, too
+            phase_peaks={"run": memory.peak_allocated},  # its evaluations and checkpoints, too
             setup_seconds=self._setup_seconds,
         )
-        return Fits(measurement=measured)
+        return Fits(measurement=measurement)

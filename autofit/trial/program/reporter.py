@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from autofit.core.outcome import Diverged, Fits, Measurement, Outcome, OutOfMemory, Unsupported
 from autofit.core.units import format_bytes
 from autofit.trial.measure.divergence import not_finite
+from autofit.trial.measure.figures import measured
 from autofit.trial.measure.pace import OVERFLOWS, Pace, TooSlow, least_repeats, warm_ups
 from autofit.trial.measure.repeats import MOST_REPEATS, is_settled
 from autofit.trial.process.classify import memory_failure
 from autofit.trial.process.events import Event, EventPipe
 from autofit.trial.program.environment import REPORT_TO
-from autofit.trial.program.step_clock import StepClock, measurement
+from autofit.trial.program.step_clock import StepClock
 from autofit.trial.request import TrialRequest
 
 if TYPE_CHECKING:
@@ -186,13 +187,15 @@ class Session:
             self._finish(OutOfMemory(reason=reason, phase=self._events.phase))
 
     def _measurement(self, *, stopped_early: bool) -> Measurement:
-        return measurement(
+        memory = self._reading()
+        return measured(
             self.request.job,
             self.request.config,
             self._meter,
-            self._reading(),
+            memory,
             seconds=self._seconds,
             in_use=self._in_use,
+            phase_peaks={"step": memory.peak_allocated},
             losses=self._losses,
             gradient_norms=self._norms,
             setup_seconds=self._setup_seconds,

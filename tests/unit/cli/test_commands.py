@@ -21,7 +21,7 @@ from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import GIB
 from autofit.operations import doctor
 from autofit.operations.self_test import running
-from autofit.operations.self_test.bench import Bench
+from autofit.operations.self_test.device_under_test import DeviceUnderTest
 from autofit.operations.self_test.finding import Check, Finding, Report, Verdict
 from autofit.operations.self_test.running import self_test
 from autofit.store import Store
@@ -368,7 +368,7 @@ def test_an_unknown_device_is_wrong_usage_for_the_doctor_too(autofit: Autofit) -
 def defective(**options: Any) -> Report:
     """A self-test of one check, which fails."""
 
-    def failing(bench: Bench, until: float) -> Finding:
+    def failing(tested: DeviceUnderTest, until: float) -> Finding:
         return Finding(verdict=Verdict.FAILED, reason="the kernel does not load", remedy="pip install the-kernel")
 
     check = Check(name="attention=flash", shows="Whether it trains.", run=failing, technique=True)

@@ -29,7 +29,7 @@ from autofit.core.units import GIB
 from autofit.core.workload import Effect, Goal, Workload
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.memory.deviation import MemoryDeviation
-from autofit.operations.recommendation import recommendation
+from autofit.operations.recommendation import read_off
 from autofit.search.progress import Progress
 from autofit.techniques import complete
 from autofit.techniques.short_text import short
@@ -273,7 +273,7 @@ def test_a_recommendation_warns_of_a_leak() -> None:
     frontier = Frontier.of(
         [point], hardware=trial.hardware, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=0
     )
-    answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
+    answer = read_off(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
     assert answer is not None
     assert "warning: memory grew by about 1.00 GiB a step" in recommendation_text(answer)
 
@@ -286,7 +286,7 @@ def test_what_an_emulated_card_has_shown_is_said_to_be_no_speed() -> None:
         frontier = Frontier.of(
             [point], hardware=hardware, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=0
         )
-        answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
+        answer = read_off(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
         assert answer is not None
         texts = frontier_text(frontier), recommendation_text(answer), trial_text(replace(trial, hardware=hardware))
         assert [EMULATED in text for text in texts] == [hardware.is_emulated] * 3

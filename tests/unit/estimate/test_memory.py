@@ -208,9 +208,9 @@ def test_a_timeline_is_replayed_once_for_each_limit() -> None:
     replays = Replays(expandable_segments=True)
     same = line(*EVENTS)
     other = line(*EVENTS[:-1], event(3, -79, BACKWARD))
-    assert replays.held(HOLE, WORKSPACE, None) is replays.held(same, WORKSPACE, None)
-    assert replays.held(other, WORKSPACE, None) is not replays.held(same, WORKSPACE, None)
-    within = [replays.held(HOLE, WORKSPACE, mib * MIB) for mib in (239, 240)]
+    assert replays.reserved(HOLE, WORKSPACE, None) is replays.reserved(same, WORKSPACE, None)
+    assert replays.reserved(other, WORKSPACE, None) is not replays.reserved(same, WORKSPACE, None)
+    within = [replays.reserved(HOLE, WORKSPACE, mib * MIB) for mib in (239, 240)]
     assert [(held.reserved, held.gives_back_cache) for held in within] == [(300 * MIB, False), (240 * MIB, True)]
 
 

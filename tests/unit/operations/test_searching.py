@@ -32,7 +32,7 @@ from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.operations import SearchRequest
 from autofit.operations.searching import search as searching
-from autofit.operations.searching.resume import DrivenSearch
+from autofit.operations.searching.resume import Driver
 from autofit.operations.service.submission import digest_of, submit
 from autofit.planning.lattices import default_space
 from autofit.planning.plan import outline, resolve
@@ -299,16 +299,16 @@ def test_waiting_for_a_device_spends_no_time_of_a_runners_search(
     lease = store.queue.claim(new_owner(), search_id=search_id)
     assert lease is not None
     spent: list[float] = []
-    with DrivenSearch(store, lease) as driving:
+    with Driver(store, lease) as driver:
         open_pool = searching.open_pool
 
         def when_one_is_free(request: SearchRequest) -> Pool:
-            spent.append(driving.spent_seconds)
+            spent.append(driver.spent_seconds)
             return open_pool(request)
 
         monkeypatch.setattr(searching, "open_pool", when_one_is_free)
-        searching.search(replace(request_, ray_address="auto"), driving=driving)
-        spent.append(driving.spent_seconds)
+        searching.search(replace(request_, ray_address="auto"), driver=driver)
+        spent.append(driver.spent_seconds)
     assert spent[0] == 0.0 < spent[1]
 
 

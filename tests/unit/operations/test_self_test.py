@@ -20,9 +20,8 @@ from autofit.core.device.probe import CONTEXT, Probe, ProbePart
 from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.units import MIB
-from autofit.operations.self_test import bench as bench_module
-from autofit.operations.self_test import running, size_checks
-from autofit.operations.self_test.bench import EMULATED, Bench
+from autofit.operations.self_test import device_under_test, running, size_checks
+from autofit.operations.self_test.device_under_test import EMULATED, DeviceUnderTest
 from autofit.operations.self_test.finding import Check, Finding, Report, Verdict
 from autofit.operations.self_test.running import checks, self_test
 from autofit.operations.self_test.technique_checks import same, tiny_figure
@@ -44,15 +43,15 @@ def patient(name: str) -> Check:
     return replace(next(check for check in checks("cpu") if check.name == name), most_seconds=PATIENCE_SECONDS)
 
 
-def saying_that_fp16_is_emulated(bench: Bench, until: float) -> Finding:
+def saying_that_fp16_is_emulated(tested: DeviceUnderTest, until: float) -> Finding:
     return Finding(verdict=Verdict.WORKS, measured={EMULATED: {"fp16": "fp16 is emulated here"}})
 
 
-def raising(bench: Bench, until: float) -> Finding:
+def raising(tested: DeviceUnderTest, until: float) -> Finding:
     raise RuntimeError("a defect of the check")
 
 
-def hanging(bench: Bench, until: float) -> Finding:
+def hanging(tested: DeviceUnderTest, until: float) -> Finding:
     threading.Event().wait()
     raise AssertionError("nothing ends the wait")
 
@@ -209,14 +208,14 @@ def test_every_value_of_every_axis_is_checked() -> None:
 
 
 def test_an_estimate_that_hangs_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(device="cpu")
-    monkeypatch.setattr(bench_module, "PREDICTION_SECONDS", PATIENCE_SECONDS)
+    tested = DeviceUnderTest(device="cpu")
+    monkeypatch.setattr(device_under_test, "PREDICTION_SECONDS", PATIENCE_SECONDS)
     try:
-        late = bench.predicted(bench.job(), complete({}), until=0.0)
+        late = tested.predicted(tested.job(), complete({}), until=0.0)
         assert late == {"error": "no estimate after 0 s", "defect": False}
-        assert bench.predicted(bench.job(), complete({}), until=math.inf)["device_bytes"] > 0
+        assert tested.predicted(tested.job(), complete({}), until=math.inf)["device_bytes"] > 0
     finally:
-        bench.close()
+        tested.close()
 
 
 @pytest.mark.parametrize(
@@ -231,29 +230,29 @@ def test_an_estimate_that_fails_is_a_defect(raised: Exception, said: str, monkey
         raise raised
 
     monkeypatch.setattr(PredictionProcess, "call", fail)
-    bench = Bench(device="cpu")
-    assert bench.predicted(bench.job(), complete({}), until=math.inf) == {"error": said, "defect": True}
+    tested = DeviceUnderTest(device="cpu")
+    assert tested.predicted(tested.job(), complete({}), until=math.inf) == {"error": said, "defect": True}
 
 
 def test_an_estimate_takes_the_context_that_the_probe_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench, asked = Bench(device="cpu"), []
+    tested, asked = DeviceUnderTest(device="cpu"), []
     monkeypatch.setattr(PredictionProcess, "call", lambda self, f, job, *_, seconds: asked.append(job) or {})
-    bench.predicted(bench.job(), complete({}), until=math.inf)
+    tested.predicted(tested.job(), complete({}), until=math.inf)
     probe = made_probe(parts=(ProbePart(name="context", seconds=0.1, seconds_per={}, figures={CONTEXT: 803e6}),))
-    bench.findings["probe"] = Finding(verdict=Verdict.WORKS, measured={"probe": probe.to_json()})
-    bench.predicted(bench.job(), complete({}), until=math.inf)
+    tested.findings["probe"] = Finding(verdict=Verdict.WORKS, measured={"probe": probe.to_json()})
+    tested.predicted(tested.job(), complete({}), until=math.inf)
     assert [job.context_bytes for job in asked] == [None, 768 * MIB]
 
 
 def test_a_model_that_was_not_predicted_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine, on which no estimate is ready in time: that is no defect."""
-    monkeypatch.setattr(bench_module, "PREDICTION_SECONDS", 0.0)
-    bench = Bench(device="cpu")
-    bench.limit = 256 * MIB
+    monkeypatch.setattr(device_under_test, "PREDICTION_SECONDS", 0.0)
+    tested = DeviceUnderTest(device="cpu")
+    tested.limit = 256 * MIB
     try:
-        result = next(size_checks.methods()).run(bench, time.monotonic() + PATIENCE_SECONDS)
+        result = next(size_checks.methods()).run(tested, time.monotonic() + PATIENCE_SECONDS)
     finally:
-        bench.close()
+        tested.close()
     assert result.verdict is Verdict.NOT_RUN, result.reason
     assert "too large here, and was not predicted: no estimate after 0 s" in result.reason
 
@@ -281,12 +280,12 @@ def test_cards_that_differ_do_not_keep_a_self_test_from_running(monkeypatch: pyt
     h100, a100 = FakeCard("GPU-a"), FakeCard("GPU-c", name="NVIDIA A100-SXM4-40GB", total=40960 * 1024**2)
     for cards, ranks in (((h100, a100), 1), ((h100, FakeCard("GPU-b")), 2), ((h100,), 1)):
         install(monkeypatch, *cards)
-        assert Bench(device="cuda").ranks == ranks
+        assert DeviceUnderTest(device="cuda").ranks == ranks
 
 
 def test_the_probe_of_a_self_test_is_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "load", lambda name: tiny_model())
-    result = running._probe(Bench(device="cpu"), time.monotonic() + PATIENCE_SECONDS)
+    result = running._probe(DeviceUnderTest(device="cpu"), time.monotonic() + PATIENCE_SECONDS)
     assert result.verdict is Verdict.WORKS and result.reason == ""
     probe = Probe.from_json(result.measured["probe"])
     assert probe.seconds_per and probe.steps and probe.device_state is not None

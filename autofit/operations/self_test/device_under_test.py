@@ -65,7 +65,7 @@ class NoTimeLeft(AutofitError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Bench:
+class DeviceUnderTest:
     """One self-test's device and its findings so far. Checks only read `findings`."""
 
     device: str
