@@ -179,3 +179,7 @@ def repeat_findings(search_run: SearchLoop, store: Store, search_id: str) -> Non
     if result.get("ruled_out") is not None:
         search_run.progress.ruled_out = result["ruled_out"]
     search_run.progress.regret_bound = result.get("regret_bound")
+    if result.get("stopped_because"):
+        said = search_run.progress.stopped_because
+        why = result["stopped_because"].removeprefix(said).removeprefix(": ")
+        search_run.progress.stopped_because = f"{said}: {why}" if why else said

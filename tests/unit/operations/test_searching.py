@@ -138,7 +138,8 @@ def test_the_same_question_is_answered_from_the_store(world: World, request_: Se
     assert again.recommendation == first.recommendation
     assert again.frontier.points == first.frontier.points
     assert store.count() == first.trials
-    assert again.stopped_because == "the same search has already been completed"
+    assert again.stopped_because == f"the same search has already ended: {first.stopped_because}"
+    assert operations.search(request_).stopped_because == again.stopped_because
 
 
 @pytest.mark.parametrize(
