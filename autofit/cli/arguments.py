@@ -108,12 +108,17 @@ def remarks_on(answer: Recommendation, model: str) -> list[str]:
     return saving_notes(Recommended.of(answer, source))
 
 
-def read_config(text: str, *, on: Card | Hardware, model: Model, trainer: str | None = None) -> Config:
+def read_config(
+    text: str, *, on: Card | Hardware, model: Model, trainer: str | None = None, changed: Config | None = None
+) -> Config:
     """The config given as `axis=value,...` or as the path of a JSON file, for a device: what it leaves out takes the
-    plain recipe's values, or the nearest that the device, the model and the trainer have. Raises `UsageError`."""
+    plain recipe's values, or the nearest that the device, the model and the trainer have. One without a method only
+    changes the config `changed`, if that is given. Raises `UsageError`."""
     from autofit import techniques
 
     values = _config_values(text)
+    if changed is not None and "method" not in values:
+        values = {**changed.to_json(), **values}
     if "precision" not in values:
         warn_of_emulated_bf16(on)
     return techniques.complete(values, techniques.recipe(on, model, trainer))

@@ -165,6 +165,15 @@ def test_explain_says_where_the_difference_comes_from(autofit: Autofit) -> None:
     assert set(document["before"]) >= CONTRACT
 
 
+def test_explain_without_a_method_changes_the_first_config(autofit: Autofit) -> None:
+    done = autofit(
+        f"{ESTIMATE} --config method=qlora,rank=8,precision=bf16 --explain micro_batch=2 --hardware l4 --json"
+    )
+    assert done.code == 0, done.err
+    before, after = done.document["before"]["config"], done.document["after"]["config"]
+    assert after == before | {"micro_batch": 2}
+
+
 def test_a_config_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"method": "full"}', encoding="utf-8-sig")
