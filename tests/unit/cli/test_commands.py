@@ -42,7 +42,7 @@ def test_a_search_prints_one_document(autofit: Autofit, world: World, store_file
     # Progress goes to standard error: where it is no terminal a line as a trial ends, and one as it begins.
     lines = [line for line in done.err.splitlines() if not line.startswith(("  running ", "  verifying "))]
     assert len(lines) >= result["trials"]
-    assert all("trials done" in line and "out of memory" in line for line in lines)
+    assert all(" done, " in line and "out of memory" in line for line in lines)
     assert f"{result['trials']} trials done" in lines[-1]
     with Store.open(str(store_file)) as store:
         assert store.count() == result["trials"]

@@ -623,7 +623,9 @@ def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: S
 
     world.predict_all = predict_all
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"is expected to take \d+ [hm] .* time budget of 10 m 00 s") as error:
+        with pytest.raises(
+            EnvironmentLacks, match=r"is expected to take \d+ [hm] .* time budget of 10 m 00 s"
+        ) as error:
             operations.search(replace(request_, time_budget_seconds=600.0))
     assert "method=full" not in str(error.value) and "a longer --time-budget" in str(error.value)
     assert [pool.submitted for pool in world.pools] == [[], []]
