@@ -76,6 +76,10 @@ def _price_list(path: Path | None) -> dict[str, object]:
 
     try:
         listed = {} if path is None else yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except yaml.MarkedYAMLError as error:
+        mark = error.context_mark or error.problem_mark
+        line = "" if mark is None else f" from line {mark.line + 1} on"
+        raise UsageError(f"the prices in {path} cannot be read{line}: write one a line, as in l4: 0.70") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"the prices in {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed):

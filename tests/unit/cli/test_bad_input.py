@@ -60,6 +60,8 @@ WRONG: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     "a trainer's key": (f"trial {JOB} --config gradient_checkpointing=true", 2, ("checkpointing=full",)),
     "a trainer's key for an option": (f"trial {JOB} --config max_length=64", 2, ("--seq-len 64",)),
     "axes that nothing separates": (f"trial {JOB} --config 'method=lora rank=8'", 2, ("method=lora,rank=8",)),
+    "no such model": ("models lamma-3", 2, ("unknown model 'lamma-3'", "did you mean llama-3")),
+    "no such card": ("hardware h900", 2, ("unknown hardware 'h900'",)),
     "no such axis": ("axes optim", 2, ("optimizer",)),
     "no such space": ("spaces show smok", 2, ("smoke",)),
     "nothing to skip": ("doctor --quick --self-test", 2, ("--self-test",)),
@@ -215,7 +217,7 @@ CLICKS: Mapping[str, tuple[str, str]] = {
     "no number": (f"search {MODEL} --seq-len many", "Invalid value for '--seq-len'"),
     "no value": ("search --model", "requires an argument"),
     "a port": ("serve --port 99999", "Invalid value for '--port'"),
-    "an argument too many": ("models llama", "unexpected extra argument"),
+    "an argument too many": ("doctor llama", "unexpected extra argument"),
     "a file to export to": ("db export", "Missing argument 'file'"),
 }
 
@@ -311,7 +313,7 @@ CONFIGS: Mapping[str, tuple[str, str]] = {
     "not JSON": ("method=full", "config file config.json is not JSON"),
     "not an object": ("[1]", "must hold one JSON object"),
     "axis": ('{"microbatch": 1}', "unknown axis 'microbatch': did you mean micro_batch"),
-    "value": ('{"micro_batch": "4"}', "unknown value of micro_batch '4'"),
+    "value": ('{"micro_batch": "4"}', "the value of micro_batch is text: write the number 4, not '4'"),
     "inner config": ('{"config": [1]}', "must hold one JSON object"),
     "bytes": ("\udcff", "config.json"),
     "nested": ("[" * 100_000, "config file config.json is not a config: it is nested too deeply"),

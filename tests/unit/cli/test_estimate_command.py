@@ -113,7 +113,13 @@ def test_prices_of_a_file_are_those_of_the_cards_compared_unless_another_is_give
     listed.write_text("l4: 0.7\nh100-80g: 2.50\na10g: 1\n")
     assert prices(["l4=0.6"], ["l4", "h100-80g"], listed) == {"l4": 0.6, "h100-80g": 2.5}
     assert prices([], ["all"], listed) == {"l4": 0.7, "h100-80g": 2.5, "a10g": 1.0}
-    for text, words in (("[1]", "must map"), ("l4: free", "'free' is not understood"), ("l5: 1", "l5"), ("{", "read")):
+    for text, words in (
+        ("[1]", "must map"),
+        ("l4: free", "'free' is not understood"),
+        ("l5: 1", "l5"),
+        ("{", "read"),
+        ("h100-80g: 2.50\nl4 0.7\n", "from line 2 on: write one a line"),
+    ):
         listed.write_text(text)
         with pytest.raises(UsageError, match=words):
             prices([], ["all"], listed)
