@@ -180,8 +180,13 @@ def fitting(bytes_needed: int) -> tuple[Card, ...]:
 
 
 def cards_of_size(total_bytes: int) -> tuple[Card, ...]:
-    """NVIDIA's cards whose drivers report about so much memory in total, the nearest first."""
-    nearest = sorted(cards(), key=lambda card: abs(card.memory_bytes - total_bytes))
+    """NVIDIA's cards whose drivers report about so much memory in total, the nearest first. Drivers report less than
+    `Card.memory_bytes`, and not more: cards with less than `total_bytes`, which may be rounded, come last."""
+
+    def unlikeness(card: Card) -> tuple[bool, int]:
+        return card.memory_bytes < total_bytes - GIB // 100, abs(card.memory_bytes - total_bytes)
+
+    nearest = sorted(cards(), key=unlikeness)
     return tuple(c for c in nearest if c.vendor == "nvidia" and abs(total_bytes / c.memory_bytes - 1) <= 0.015)
 
 
