@@ -56,7 +56,7 @@ def first_mistake(error: RequestValidationError | ValidationError) -> str:
     where = [str(part) for part in first["loc"]]
     if where[:1] in (["query"], ["path"], ["header"], ["body"]):
         del where[0]
-    return f"{'.'.join(where)}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{'.'.join(where) or 'the body'}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def install(app: FastAPI) -> None:
@@ -73,7 +73,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return problem(400, "Wrong request", first_mistake(error))
+        # Starlette takes a body of another type for text.
+        is_json = "json" in request.headers.get("content-type", "")
+        is_text = not is_json and error.errors()[0]["loc"] == ("body",)
+        detail = "the body must be JSON: send Content-Type: application/json" if is_text else first_mistake(error)
+        return problem(400, "Wrong request", detail)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

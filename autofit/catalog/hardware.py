@@ -107,6 +107,10 @@ def card(name: str) -> Card:
         raise UsageError(f"hardware {name!r} may be {sizes}: name one of them")
     if near := [card.name for card in cards() if _words(name) and _words(name) <= _words(card.name)]:
         raise UsageError(f"the catalog has no {name!r}; near it are: {', '.join(near)}")
+    several = re.fullmatch(r"(\d+)\s*[x*]\s*(.+)", name.strip(), re.IGNORECASE)
+    if several and (of_kind := matching_cards(several[2])):
+        which = " or ".join(card.name for card in of_kind)
+        raise UsageError(f"hardware {name!r} is several cards: write --devices {several[1]} with --hardware {which}")
     names = [card.name for card in cards()]
     if not any(word.isdigit() for word in _words(name)):
         raise unknown("hardware", name, names)
@@ -176,8 +180,13 @@ def fitting(bytes_needed: int) -> tuple[Card, ...]:
 
 
 def cards_of_size(total_bytes: int) -> tuple[Card, ...]:
-    """NVIDIA's cards whose drivers report about so much memory in total, the nearest first."""
-    nearest = sorted(cards(), key=lambda card: abs(card.memory_bytes - total_bytes))
+    """NVIDIA's cards whose drivers report about so much memory in total, the nearest first. Drivers report less than
+    `Card.memory_bytes`, and not more: cards with less than `total_bytes`, which may be rounded, come last."""
+
+    def unlikeness(card: Card) -> tuple[bool, int]:
+        return card.memory_bytes < total_bytes - GIB // 100, abs(card.memory_bytes - total_bytes)
+
+    nearest = sorted(cards(), key=unlikeness)
     return tuple(c for c in nearest if c.vendor == "nvidia" and abs(total_bytes / c.memory_bytes - 1) <= 0.015)
 
 

@@ -199,13 +199,18 @@ def _of_hub(hub_id: str) -> Model:
         catalog_name = next((n for n in names() if _of_catalog(n).source.split(",")[0].lower() == hub_id.lower()), None)
         if catalog_name is not None:
             return _of_catalog(catalog_name)
-        own = hub_id.rsplit("/", 1)[-1].lower()
-        of_its_size = [n for n in names() if _SIZE.findall(n) and _SIZE.findall(n) == _SIZE.findall(own)]
-        matches = difflib.get_close_matches(own, of_its_size, n=2, cutoff=0.5)
+        matches = _named_like(hub_id.rsplit("/", 1)[-1].lower())
         hint = f"; or name what it is built like: --model {' or --model '.join(matches)}" if matches else ""
         raise EnvironmentLacks(error.message, remedy=f"{error.remedy}{hint}") from error
     source = f"{hub_id}, config.json"
     return Model(name=hub_id, config=_parsed(text, source), source=source, parameters=None)
+
+
+def _named_like(name: str) -> list[str]:
+    """The catalog's models of the size in a hub id's `name` with a similar one, or of a family that it has in it."""
+    of_its_size = [n for n in names() if _SIZE.findall(n) and _SIZE.findall(n) == _SIZE.findall(name)]
+    of_its_family = [n for n in of_its_size if re.split(r"[\d-]", n)[0] in name]
+    return difflib.get_close_matches(name, of_its_size, n=2, cutoff=0.5) or of_its_family
 
 
 def _parsed(text: str, origin: str) -> dict[str, Any]:

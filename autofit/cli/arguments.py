@@ -92,6 +92,10 @@ def _price_list(path: Path | None) -> dict[str, object]:
 
     try:
         listed = {} if path is None else yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except yaml.MarkedYAMLError as error:
+        mark = error.context_mark or error.problem_mark
+        line = "" if mark is None else f" from line {mark.line + 1} on"
+        raise UsageError(f"the prices in {path} cannot be read{line}: write one a line, as in l4: 0.70") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"the prices in {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(listed, dict) or not all(isinstance(name, str) for name in listed):
@@ -124,12 +128,17 @@ def remarks_on(answer: Recommendation, model: str) -> list[str]:
     return saving_notes(Recommended.of(answer, source))
 
 
-def read_config(text: str, *, on: Card | Hardware, model: Model, trainer: str | None = None) -> Config:
+def read_config(
+    text: str, *, on: Card | Hardware, model: Model, trainer: str | None = None, changed: Config | None = None
+) -> Config:
     """The config given as `axis=value,...` or as the path of a JSON file, for a device: what it leaves out takes the
-    plain recipe's values, or the nearest that the device, the model and the trainer have. Raises `UsageError`."""
+    plain recipe's values, or the nearest that the device, the model and the trainer have. One without a method only
+    changes the config `changed`, if that is given. Raises `UsageError`."""
     from autofit import techniques
 
     values = _config_values(text)
+    if changed is not None and "method" not in values:
+        values = {**changed.to_json(), **values}
     if "precision" not in values:
         warn_of_emulated_bf16(on)
     return techniques.complete(values, techniques.recipe(on, model, trainer))

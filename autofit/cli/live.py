@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autofit.cli.waiting import SECONDS_BETWEEN_LINES, Display, say
-from autofit.core.units import format_bytes, format_duration
+from autofit.core.units import counted, format_bytes, format_duration
 from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def line(progress: Progress) -> str:
     """The counts and the best so far, on one line."""
     if progress.estimated is not None:
         return "estimating {} of {} configs before the first trial".format(*progress.estimated)
-    parts = [f"{progress.done} trials done"]
+    parts = [f"{counted(progress.done, 'trial')} done"]
     if progress.running:
         parts.append(f"{len(progress.running)} running")
     parts.append(f"{progress.out_of_memory} out of memory")
@@ -95,7 +95,7 @@ class StandingsDisplay(Display):
 
 
 def standing_line(standing: Standing) -> str:
-    parts = [f"{standing.state.replace('_', ' ')}, {standing.trials} trials done"]
+    parts = [f"{standing.state.replace('_', ' ')}, {counted(standing.trials, 'trial')} done"]
     if standing.out_of_memory:
         parts.append(f"{standing.out_of_memory} out of memory")
     if standing.tokens_per_second is not None:

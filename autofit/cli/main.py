@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -69,6 +71,18 @@ def root(
         warn(str(error))
 
 
+def with_commas(error: str, arguments: Sequence[str]) -> str | None:
+    """The option as it should have been written, where click's `error` is about the second of several values that
+    spaces separate; else None."""
+    extra = re.search(r"unexpected extra argument.*?\((?P<values>[^()]+)\)$", error)
+    if extra is None:
+        return None
+    values = extra["values"].split()
+    before = arguments[: arguments.index(values[0])] if values[0] in arguments else []
+    *_, option, first = ("", "", *before)
+    return f"{option} {','.join([first, *values])}" if option.startswith("--") else None
+
+
 def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -122,6 +136,8 @@ def _run() -> None:
     except Exception as error:
         if hasattr(error, "exit_code") and hasattr(error, "show"):  # click's own: unknown option, missing value
             error.show()
+            if separated := with_commas(str(error), sys.argv):
+                print(f"Separate several values with commas: {separated}", file=sys.stderr)
             sys.exit(error.exit_code)
         raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -24,7 +25,9 @@ def whole_tokens(text: str | int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no whole number of tokens: write it out, such as 8192") from None
+        thousands = re.fullmatch(r"(\d{1,9})k", str(text), re.IGNORECASE)
+        example = 1024 * int(thousands[1]) if thousands else 8192
+        raise typer.BadParameter(f"{text!r} is no whole number of tokens: write it out, such as {example}") from None
 
 
 def completing(kind: str) -> Callable[[str], list[str]]:

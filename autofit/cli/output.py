@@ -34,6 +34,12 @@ def warn(message: str) -> None:
     print(f"autofit: {message}", file=sys.stderr)
 
 
+def tell_written(path: Path) -> None:
+    """Say on standard error that a file is there now; nothing of what went to standard output."""
+    if str(path) != STDOUT:
+        warn(f"{path} is written")
+
+
 def warn_of_contradictions(contradictory: int) -> None:
     """Print a line on standard error if so many configs have contradictory results."""
     from autofit.core.verdict import in_words
@@ -85,14 +91,16 @@ def write(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def write_page(path: Path, figure: Figure) -> None:
-    """Write a figure as an HTML page that opens without a network; raises as `write` does. The pages of a folder share
-    plotly's script, 5 MB, which is written beside them; what goes to standard output or a pipe holds it."""
+    """Write a figure as an HTML page that opens without a network, and say so; raises as `write` does. The pages of a
+    folder share plotly's script, 5 MB, which is written beside them; what goes to standard output or a pipe holds it.
+    """
     from plotly.offline import get_plotlyjs
 
     has_a_folder = str(path) != STDOUT and (path.is_file() or not path.exists())
     write(path, [figure.to_html(include_plotlyjs="directory" if has_a_folder else True).encode()])
     if has_a_folder:
         write(path.with_name(PLOTLY), [get_plotlyjs().encode()])
+    tell_written(path)
 
 
 def _replace(path: Path, chunks: Iterable[bytes]) -> None:

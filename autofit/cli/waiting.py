@@ -103,4 +103,6 @@ class Waiting(Display):
 
 def line(done: int, total: int | None, seconds: float, what: str = "configs predicted") -> str:
     of = "" if total is None else f" of {total}"
+    if (done if total is None else total) == 1:
+        what = what.replace("s ", " ", 1)
     return f"{done}{of} {what} after {format_duration(seconds)}"

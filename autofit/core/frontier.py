@@ -49,6 +49,8 @@ class Point:
     """How often the config was timed in full, each time in a fresh process."""
     between: float = 0.0
     """`repeatability.between_executions` of its hardware, as far as it is known."""
+    in_doubt: bool = False
+    """Whether the device was not free while it was timed (`Trial.doubts`)."""
 
     @property
     def verified(self) -> bool:
@@ -89,7 +91,12 @@ def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:
     if trial.measurement is None:
         return None
     return Point(
-        config=trial.config, measurement=trial.measurement, trial_id=trial.trial_id, runs=runs, between=between
+        config=trial.config,
+        measurement=trial.measurement,
+        trial_id=trial.trial_id,
+        runs=runs,
+        between=between,
+        in_doubt=bool(trial.doubts),
     )
 
 

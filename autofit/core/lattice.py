@@ -81,6 +81,8 @@ class Axis:
             if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
                 check_count(f"value of {self.name}", value)
                 return value
+            if isinstance(value, str) and value.isdecimal():
+                raise UsageError(f"the value of {self.name} is text: write the number {value}, not '{value}'")
             raise unknown(f"value of {self.name}", value, ["a whole number of at least 1"])
         for valid in self.values:
             if type(valid) is type(value) and valid == value:

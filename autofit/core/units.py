@@ -102,6 +102,11 @@ def parse_tokens(text: str) -> int:
     return tokens
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 trial`, `2 trials`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def format_bytes(size: int) -> str:
     """`size` bytes for people, in binary units: `1.44 GiB`."""
     magnitude = abs(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -13,6 +14,7 @@ from autofit.core.workload import Goal, WorkloadKeywords, spelled_out
 from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.prediction.estimation import Estimation, config_on
 from autofit.store import Store
+from autofit.trial.machine.detection import detect
 
 if TYPE_CHECKING:
     from autofit.core.frontier import Frontier, Recommendation
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from autofit.operations.diagnosing.diagnosis import Diagnosis
     from autofit.operations.searching.result import SearchResult
     from autofit.search.progress import Progress
+
+_log = logging.getLogger(__name__)
 
 
 @spelled_out
@@ -90,6 +94,8 @@ def estimate(
     `memory_limit` is in bytes, or text such as "24GiB". `exact` traces every decoder layer. `advice` also looks for
     changes that make it fit, or faster. Raises `UsageError` for what cannot work there, saying why.
     """
+    if hardware == "auto" and detect()[0].kind == "cpu":
+        _log.warning("autofit: there is no GPU here, so this is for the processor: name a card with hardware=")
     if isinstance(config, str):
         config = techniques.parse(config)
     chosen = config if isinstance(config, Config) else config_on(hardware, config, model, workload.get("trainer"))

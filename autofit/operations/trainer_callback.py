@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from autofit.core.errors import AutofitError, in_one_line
+from autofit.core.errors import AutofitError, UsageError, in_one_line
 from autofit.trial.machine import nvml
 from autofit.trial.measure import process_memory
 from autofit.trial.measure.pace import WARM_UPS
@@ -45,8 +45,10 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         """`store` is where ordinary runs look: a file or a URL; by default $AUTOFIT_STORE, then the user's own.
 
         `record`: store there what an ordinary run on one device takes. `seq_len` is how many tokens each of its
-        sequences has, unless its arguments have a `max_length`.
+        sequences has, unless its arguments have a `max_length`. Raises `UsageError` for one that is no such number.
         """
+        if seq_len is not None and (not isinstance(seq_len, int) or seq_len < 1):
+            raise UsageError(f"seq_len is {seq_len!r}: it must be a whole number of at least 1")
         self._trial = session() if REPORT_TO in os.environ else None
         self._store, self._seq_len = store, seq_len
         self._records = record and self._trial is None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from autofit.catalog.hardware import card_of
 from autofit.core.device.hardware import Hardware
 from autofit.core.device.probe import between, shapes_key
 from autofit.core.errors import StoreError
@@ -70,7 +71,9 @@ def not_estimated(device: Hardware) -> str | None:
     """Why nothing can be estimated for a device, in one sentence; None if it can."""
     if device.is_nvidia or device.kind == "cpu":
         return None
-    return f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither"
+    of_catalog = card_of(device.name)
+    instead = ": measure on it with `autofit search`" if of_catalog and "search" in of_catalog.supports else ""
+    return f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither{instead}"
 
 
 def why_not(config: Config, job: Job) -> str | None:

@@ -11,7 +11,7 @@ from autofit.catalog.models import shape
 from autofit.core.frontier import Point, choose, least_practical_speed
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Trial, machinery_failed, now, worker_was_lost
-from autofit.core.units import format_bytes
+from autofit.core.units import counted, format_bytes
 from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions, Predictor
 from autofit.search.acquisition.acquisition import LARGE_GAIN, Acquisition, Candidate
@@ -72,9 +72,9 @@ class SearchLoop:
             self._scheduler.close()
 
     def answer(self) -> None:
-        """Answer from earlier trials alone, because the same search has already been completed."""
+        """Answer from earlier trials alone, because the same search has already ended."""
         self._recall()
-        self.progress.stopped_because = "the same search has already been completed"
+        self.progress.stopped_because = "the same search has already ended"
         self.show()
 
     def winner(self) -> Point | None:
@@ -209,10 +209,10 @@ class SearchLoop:
     def _reason_to_stop(self) -> str | None:
         seconds = self._seconds_to_explore()
         if seconds is not None and seconds <= 0:
-            return "the time budget is spent"
+            return f"the time budget is spent{self._untried('a longer --time-budget')}"
         reserved_trials = 0 if self._unverified_winner() is None else 1
         if self._budget.trials_left(self._scheduler.ended + len(self._scheduler.in_flight)) <= reserved_trials:
-            return "the trial limit is reached"
+            return f"the trial limit is reached{self._untried('a larger --max-trials')}"
         # A dozen crashes, time-outs and divergences without a single fit, or three deadlines lost to them: something
         # must be broken that no config fixes.
         failed = len(self._failed_seconds)
@@ -226,12 +226,18 @@ class SearchLoop:
             addition = ", or predicted not to fit" if predicted_out else ""
             return f"every config is measured or ruled out{addition}"
         if self._acquisition.best() is not None:
-            return "no untried config is expected to finish its trial in the time left"
+            untried = self._untried("a longer --time-budget")
+            return f"no untried config is expected to finish its trial in the time left{untried}"
         gain = self._acquisition.worthwhile_gain()
         return (
             f"no untried config is worth its trial: it would have to promise {gain:.1%} more speed, or "
             f"{LARGE_GAIN:.0%} where it may not fit"
         )
+
+    def _untried(self, larger_limit: str) -> str:
+        """How many configs are left for a search with a `larger_limit`; empty if none is."""
+        untried = len(self.state.open) - len(self._acquisition.predicted_out())
+        return f", with {counted(untried, 'config')} untried: {larger_limit} goes on" if untried else ""
 
     def _unverified_winner(self) -> Point | None:
         """The winner, if it has run only once."""

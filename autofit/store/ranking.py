@@ -177,6 +177,7 @@ def _contender(row: Row[*tuple[Any, ...]], attempts: Sequence[Trial], between: f
                 trial_id=row.id,
                 runs=sum(t.timed_in_full for t in attempts) if attempts else int(not row.stopped_early),
                 between=between,
+                in_doubt=row.suspect,
             ),
             attempts=attempts,
         )
@@ -298,7 +299,7 @@ def _contenders() -> Select[*tuple[Any, ...]]:
     runs = select(func.sum(alike)).where(same_config(other, TrialRow)).scalar_subquery().label("runs")
     return (
         select(TrialRow.id, TrialRow.stopped_early, TrialRow.family, TrialRow.config, TrialRow.config_key)
-        .add_columns(TrialRow.evidence, every.c.known, runs)
+        .add_columns(TrialRow.evidence, TrialRow.suspect, every.c.known, runs)
         .join_from(every, TrialRow, TrialRow.id == every.c.number)
         .where(or_(every.c.known.is_(None), every.c.known != NEVER))
         .order_by(TrialRow.stopped_early, TrialRow.family, *_order(TrialRow))

@@ -22,6 +22,7 @@ from autofit.cli.commands import estimate as estimate_command
 from autofit.client import Client, RemoteSearch
 from autofit.core.errors import NothingFits, NotMeasured, StoreError, UsageError
 from autofit.core.units import GIB, as_bytes, as_seconds
+from autofit.trial.machine.detection import detect
 from tests.made_stores import put
 
 ASKED: dict[str, Any] = {"model": MODEL, "seq_len": 128, "global_batch": 4}
@@ -116,6 +117,12 @@ def test_a_config_is_estimated(config: dict[str, object] | str, tmp_path: Path) 
     estimate = autofit.estimate(**ASKED, config=config, hardware="h100-80g", advice=False, store=str(tmp_path / "s.db"))
     assert (estimate.config["method"], estimate.config["precision"]) == ("lora", "bf16-mixed")
     assert estimate.likely_fits
+
+
+@pytest.mark.skipif(detect()[0].kind != "cpu", reason="there is a GPU")
+def test_an_estimate_for_the_processor_says_that_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    autofit.estimate(**ASKED, config={}, advice=False, store=str(tmp_path / "s.db"))
+    assert "there is no GPU here, so this is for the processor: name a card with hardware=" in caplog.text
 
 
 def test_what_a_device_lacks_is_left_out_of_the_plain_recipe(tmp_path: Path) -> None:

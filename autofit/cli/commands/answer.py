@@ -11,7 +11,15 @@ import typer
 from autofit import operations
 from autofit.cli import options
 from autofit.cli.arguments import remarks_on, size
-from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
+from autofit.cli.output import (
+    nothing_fits_as_json,
+    print_json,
+    tell_written,
+    warn,
+    warn_of_contradictions,
+    write,
+    write_page,
+)
 from autofit.core.errors import UsageError
 
 
@@ -53,6 +61,7 @@ def frontier(
             write_page(html, frontier_chart.figure(answer))
         if png is not None:
             write(png, [frontier_chart.png(answer)])
+            tell_written(png)
     if as_json:
         print_json(answer.to_json())
     else:
@@ -113,5 +122,6 @@ def recommend(
             warn(note)
     if out is not None:
         write(out, [text.encode()])
+        tell_written(out)
     else:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")

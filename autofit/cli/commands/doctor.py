@@ -57,7 +57,7 @@ def doctor(
         return
     from autofit.operations.doctor import examine
 
-    if not quick and sys.stderr.isatty():
+    if not quick and not as_json:
         print("a small trial runs, and Ray starts: that takes half a minute (--quick skips both)", file=sys.stderr)
     checks = examine(store=store, device=device, with_ray=ray, build_ops=build_ops, portable=portable, quick=quick)
     if as_json:

@@ -41,7 +41,7 @@ def estimate(
     ] = None,
     memory_limit: options.MemoryLimit = None,
     explain: Annotated[
-        str | None, typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte.")
+        str | None, typer.Option("--explain", help="Another config, or what changes: explain the difference in memory.")
     ] = None,
     longest: Annotated[
         bool, typer.Option("--longest", help="Find the longest --seq-len that fits with room for the error.")
@@ -82,7 +82,7 @@ def estimate(
     devices = _devices(names)
     read = partial(read_config, model=loaded(workload.model), trainer=workload.trainer)
     configs = {name: read(config, on=device) for name, device in devices.items()}
-    other = None if explain is None else read(explain, on=devices[names[0]])
+    other = None if explain is None else read(explain, on=devices[names[0]], changed=configs[names[0]])
     if len(configs) > 1:
         spreads = not given(context, "devices")
         fits = _on_each(workload.asked(), configs, limit, per_hour, total, spreads=spreads, as_json=as_json)

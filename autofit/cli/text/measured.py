@@ -19,8 +19,11 @@ from autofit.cli.text.phrases import (
 )
 from autofit.core.frontier import Frontier, Point, Recommendation, by_method
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
-from autofit.core.units import format_bytes, format_duration
+from autofit.core.units import counted, format_bytes, format_duration
+from autofit.planning.requests import memory_limit
 from autofit.techniques.short_text import short
+
+IN_DOUBT = "in doubt: the device was not free while it was timed"
 
 
 def spread_text(spread: float | None) -> str:
@@ -32,21 +35,22 @@ def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) 
     """What the frontier is of; then its points, lightest first, a table per method. Those over the limit are marked.
     With several devices, memory is per device, and speed is given both in total and per device."""
     workload = frontier.workload
+    limit = memory_limit(memory_limit_bytes, frontier.hardware, workload.devices)
 
     def spread(point: Point) -> str:
         return spread_text(point.relative_spread)
 
     def config(point: Point) -> str:
-        is_over = memory_limit_bytes is not None and point.device_bytes > memory_limit_bytes
-        return short(point.config) + (" (over the limit)" if is_over else "")
+        is_over = point.device_bytes > limit
+        return short(point.config) + " (over the limit)" * is_over + " (in doubt)" * point.in_doubt
 
     tables = [
         points_table(points, workload.devices, {"spread": spread, method: config})
         for method, points in by_method(frontier.points).items()
     ]
-    limit = memory_limit_bytes or frontier.hardware.memory_bytes
     heading = frontier_heading("Frontier", frontier.hardware.name, workload, limit)
     remarks = [EMULATED] if frontier.hardware.is_emulated else []
+    remarks += [IN_DOUBT] if any(point.in_doubt for point in frontier.points) else []
     return "\n\n".join([f"{heading}:", *(tables or ["nothing that was measured fits"]), *remarks])
 
 
@@ -60,13 +64,13 @@ def recommendation_text(answer: Recommendation, remarks: Sequence[str] = ()) -> 
         f"  {answer.point.config}",
         "",
         f"  {total_text(m.tokens_per_second, answer.workload.devices)}, {m.step_seconds.median:.2f} s a step "
-        f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
+        f"(spread {spread_text(answer.point.relative_spread)} over {counted(m.steps, 'repeat')}"
         f"{' and between runs' if answer.point.between else ''}), "
         f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
-    lines += [f"  {remark}" for remark in remarks]
+    lines += [f"  {remark}" for remark in (*[IN_DOUBT] * answer.point.in_doubt, *remarks)]
     if answer.hardware.is_emulated:
         lines.append(f"  {EMULATED}")
     if m.leak_bytes_per_step:
@@ -88,7 +92,7 @@ def trial_text(trial: Trial) -> str:
     m = trial.outcome.measurement
     rows = [
         ("speed", total_text(m.tokens_per_second, devices, decimals=1)),
-        ("step", f"{m.step_seconds.median:.3f} s median, {m.step_seconds.p95:.3f} s p95, {m.steps} repeats"),
+        ("step", f"{m.step_seconds.median:.3f} s median, {m.step_seconds.p95:.3f} s p95, {counted(m.steps, 'repeat')}"),
         ("spread", spread_text(m.step_seconds.relative_spread)),
         ("MFU", "unknown peak" if m.mfu is None else f"{m.mfu:.1%}"),
         ("device memory", format_bytes(m.device_bytes) + (" on the fullest" if devices > 1 else "")),

@@ -69,7 +69,7 @@ def longest_text(longest: Longest, *, verbose: bool = False) -> str:
     elif longest.seq_len == longest.most:
         verdict = f"{length} fit, and none are longer"
     else:
-        verdict = f"{length} are the longest sequences that fit {where} with room for the error"
+        verdict = f"{length} are the longest sequences that {fit_text(longest.estimate).replace('fits', 'fit')} {where}"
     return f"{verdict}\n\n{estimate_text(longest.estimate, verbose=verbose)}"
 
 

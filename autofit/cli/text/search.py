@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text
 from autofit.cli.text.phrases import EMULATED, cheapest_text, on_each, total_text
-from autofit.core.units import format_bytes, format_duration
+from autofit.core.units import counted, format_bytes, format_duration
 from autofit.operations.searching.over_devices import NEAR
 from autofit.techniques.short_text import short
 
@@ -31,7 +31,7 @@ def result_text(result: SearchResult, remarks: Sequence[str] = ()) -> str:
     and what else the search has seen. `remarks` as for `recommendation_text`."""
     best = result.recommendation
     parts = (
-        f"{_verdict(best)}\n{result.trials} trials ({result.out_of_memory} out of memory) in "
+        f"{_verdict(best)}\n{counted(result.trials, 'trial')} ({result.out_of_memory} out of memory) in "
         f"{format_duration(result.seconds)}; stopped because {result.stopped_because}.",
         frontier_text(result.frontier, memory_limit_bytes=best.memory_limit_bytes),
         recommendation_text(best, remarks),
@@ -54,7 +54,8 @@ def _notes(result: SearchResult) -> list[str]:
         *([] if result.regret_bound is None else [_regret(result.regret_bound)]),
         *result.impractical,
         *result.emulated,
-        f"{result.answered_from_store} configs from the store, {result.ruled_out} ruled out without running.",
+        f"{counted(result.answered_from_store, 'config')} from the store, "
+        f"{result.ruled_out} ruled out without running.",
         *_disturbed(result.disturbed),
         *_left_out(result),
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from autofit.core.device.probe_findings import slow_formats
 from autofit.core.document import Document
-from autofit.core.errors import EnvironmentLacks, Shortfall, UsageError
+from autofit.core.errors import EnvironmentLacks, Shortfall
 from autofit.core.frontier import Frontier, Recommendation, least_practical_speed
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial, context_keys
@@ -185,9 +185,10 @@ def _check_any_could_run(loop: SearchLoop) -> None:
         takes = format_duration(quickest.expected_seconds)
         done = loop.progress.done
         what = f"none of {done} trials ended in its time" if done else "no trial was run"
-        raise UsageError(
+        raise EnvironmentLacks(
             f"{what}: the quickest that may fit is expected to take {takes}, which is more than predicting and trials "
-            f"left of the time budget of {format_duration(budget)} ({quickest.config}); {SOONER}"
+            f"left of the time budget of {format_duration(budget)} ({quickest.config})",
+            remedy=SOONER,
         )
 
 

@@ -147,6 +147,10 @@ def repeat_findings(loop: SearchLoop, store: Store, search_id: str) -> None:
     if findings.get("ruled_out") is not None:
         loop.progress.ruled_out = findings["ruled_out"]
     loop.progress.regret_bound = findings.get("regret_bound")
+    if findings.get("stopped_because"):
+        said = loop.progress.stopped_because
+        why = findings["stopped_because"].removeprefix(said).removeprefix(": ")
+        loop.progress.stopped_because = f"{said}: {why}" if why else said
 
 
 def _question(request: SearchRequest, plan: Plan) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def search(
 
     Every trial is committed as it ends, so that after an interruption or a kill the same request resumes from there.
     `driver` has the lease if a runner has claimed the search. Raises `NothingFits` if nothing fits, `EnvironmentLacks`
-    if the machine cannot run trials or another process drives the same search, `UsageError` if no trial could end
-    within the time budget, `LeaseLost` if the search is cancelled.
+    if the machine cannot run trials, no trial could end within the time budget, or another process drives the same
+    search, `LeaseLost` if the search is cancelled.
     """
     started = time.monotonic()
     known_plan = answered_plan(request)

@@ -97,7 +97,7 @@ class Sharding(Technique):
     def unsupported(self, config: Config, job: Job) -> str | None:
         value, devices = config.text("sharding"), job.workload.devices
         if value == "none" and devices > 1:
-            return f"sharding=none is for one device: on {devices}, use ddp, zero1, zero2, zero3 or fsdp"
+            return "sharding=none, the default, is for one device: add sharding=ddp, zero1, zero2, zero3 or fsdp"
         if value != "none" and devices == 1:
             return f"sharding={value} needs several devices to share between: use --devices, or sharding=none"
         if uses_deepspeed(config):

@@ -81,6 +81,19 @@ def test_a_problem(client: TestClient, request_: str) -> None:
     assert "\n" not in body["detail"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "detail"),
+    [
+        ("text/plain", "the body must be JSON: send Content-Type: application/json"),
+        ("application/json", "the body: Input should be a valid dictionary"),
+    ],
+)
+def test_a_body_that_is_no_object_says_what_to_send(client: TestClient, kind: str, detail: str) -> None:
+    answer = client.post("/v1/estimates", content="[]", headers={"content-type": kind})
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith(detail)
+
+
 def test_another_verb_is_refused_and_says_which_is_right(guarded: TestClient) -> None:
     answer = guarded.post("/v1/trials", headers={"Authorization": f"Bearer {TOKEN}"})
     assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")

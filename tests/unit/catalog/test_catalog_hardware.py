@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from autofit.catalog.hardware import Card, card, cards, fitting, match, matching_cards
+from autofit.catalog.hardware import Card, card, cards, cards_of_size, fitting, match, matching_cards
 from autofit.core.errors import UsageError
 from autofit.core.units import GIB, MIB
 
@@ -248,3 +248,11 @@ def test_a_card_that_nothing_is_near_is_told_how_to_stand_in_for_it() -> None:
 def test_a_name_that_may_be_several_cards_is_refused_with_these() -> None:
     with pytest.raises(UsageError, match=r"a100-40g.*a100-80g"):
         card("A100")
+
+
+@pytest.mark.parametrize(
+    ("gib", "name"),
+    [(44.52, "l40s"), (44.42, "l40s"), (44.39, "l40s"), (44.35, "a40"), (23.65, "rtx-4090"), (23.69, "rtx-3090")],
+)
+def test_a_driver_reports_no_more_than_its_card_has(gib: float, name: str) -> None:
+    assert cards_of_size(int(gib * GIB))[0].name == name

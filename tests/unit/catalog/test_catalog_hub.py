@@ -107,10 +107,12 @@ def test_what_the_hub_refuses_is_said(endpoint: str, tmp_path: Path) -> None:
 
 def test_an_unreachable_hub_is_what_the_environment_lacks(tmp_path: Path) -> None:
     asked = ["acme/tiny", "Qwen/Qwen3-8B", "google/gemma-3-12b-it", "acme/my-qwen3-8b", "acme/qwen3"]
-    unknown, catalogued, of_no_such_size, alike, of_any_size = loaded(asked, NOWHERE, tmp_path)
+    asked += ["deepseek-ai/DeepSeek-R1-Distill-Llama-8B"]
+    unknown, catalogued, of_no_such_size, alike, of_any_size, of_a_family = loaded(asked, NOWHERE, tmp_path)
     assert unknown["kind"] == "EnvironmentLacks"
     assert "cannot be reached for the config.json of acme/tiny" in unknown["message"]
     assert "\n" not in unknown["message"]
     assert catalogued["name"] == "qwen3-8b"
     assert "--model qwen3-8b" in alike["message"]
+    assert "--model llama-3.1-8b" in of_a_family["message"]
     assert all("--model" not in other["message"] for other in (unknown, of_no_such_size, of_any_size))

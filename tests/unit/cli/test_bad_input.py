@@ -48,6 +48,11 @@ WRONG: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
         2,
         ("unknown hardware 'rtx-4190'", "rtx-4090"),
     ),
+    "several of a card": (
+        f"estimate {JOB} --config method=lora --hardware 4xl4",
+        2,
+        ("write --devices 4 with --hardware l4",),
+    ),
     "hardware that could be any": (f"search {ON_CPU} --hardware gpu", 2, ("rtx-4090",)),
     "method of a recommendation": (f"recommend {JOB} --method lara", 2, ("did you mean lora",)),
     "format": (f"recommend {JOB} --format jsn", 2, ("unknown format 'jsn'", "did you mean json")),
@@ -55,6 +60,8 @@ WRONG: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
     "a trainer's key": (f"trial {JOB} --config gradient_checkpointing=true", 2, ("checkpointing=full",)),
     "a trainer's key for an option": (f"trial {JOB} --config max_length=64", 2, ("--seq-len 64",)),
     "axes that nothing separates": (f"trial {JOB} --config 'method=lora rank=8'", 2, ("method=lora,rank=8",)),
+    "no such model": ("models lamma-3", 2, ("unknown model 'lamma-3'", "did you mean llama-3")),
+    "no such card": ("hardware h900", 2, ("unknown hardware 'h900'",)),
     "no such axis": ("axes optim", 2, ("optimizer",)),
     "no such space": ("spaces show smok", 2, ("smoke",)),
     "nothing to skip": ("doctor --quick --self-test", 2, ("--self-test",)),
@@ -206,12 +213,31 @@ CLICKS: Mapping[str, tuple[str, str]] = {
     "a required option": ("search", "Missing option '--model'"),
     "a trial's config": (f"trial {MODEL}", "Missing option '--config'"),
     "thousands": (f"search {MODEL} --seq-len 8k", "write it out, such as 8192"),
+    "other thousands": (f"search {MODEL} --seq-len 4k", "write it out, such as 4096"),
     "no number": (f"search {MODEL} --seq-len many", "Invalid value for '--seq-len'"),
     "no value": ("search --model", "requires an argument"),
     "a port": ("serve --port 99999", "Invalid value for '--port'"),
-    "an argument too many": ("models llama", "unexpected extra argument"),
+    "an argument too many": ("doctor llama", "unexpected extra argument"),
     "a file to export to": ("db export", "Missing argument 'file'"),
 }
+
+
+SPACED: Mapping[str, tuple[str, str | None]] = {
+    "cards": (f"estimate {MODEL} --hardware rtx-4090 l4 --config method=lora", "--hardware rtx-4090,l4"),
+    "a config": (
+        f"trial {MODEL} --config method=qlora precision=bf16 rank=8",
+        "--config method=qlora,precision=bf16,rank=8",
+    ),
+    "no option's values": ("probe llama", None),
+}
+
+
+@pytest.mark.parametrize("case", SPACED)
+def test_spaces_in_place_of_commas(autofit: Autofit, case: str) -> None:
+    command, separated = SPACED[case]
+    done = autofit(command)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.partition("Separate several values with commas: ")[2].strip() == (separated or "")
 
 
 @pytest.mark.parametrize("case", CLICKS)
@@ -287,7 +313,7 @@ CONFIGS: Mapping[str, tuple[str, str]] = {
     "not JSON": ("method=full", "config file config.json is not JSON"),
     "not an object": ("[1]", "must hold one JSON object"),
     "axis": ('{"microbatch": 1}', "unknown axis 'microbatch': did you mean micro_batch"),
-    "value": ('{"micro_batch": "4"}', "unknown value of micro_batch '4'"),
+    "value": ('{"micro_batch": "4"}', "the value of micro_batch is text: write the number 4, not '4'"),
     "inner config": ('{"config": [1]}', "must hold one JSON object"),
     "bytes": ("\udcff", "config.json"),
     "nested": ("[" * 100_000, "config file config.json is not a config: it is nested too deeply"),

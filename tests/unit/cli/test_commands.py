@@ -42,7 +42,7 @@ def test_a_search_prints_one_document(autofit: Autofit, world: World, store_file
     # Progress goes to standard error: where it is no terminal a line as a trial ends, and one as it begins.
     lines = [line for line in done.err.splitlines() if not line.startswith(("  running ", "  verifying "))]
     assert len(lines) >= result["trials"]
-    assert all("trials done" in line and "out of memory" in line for line in lines)
+    assert all(" done, " in line and "out of memory" in line for line in lines)
     assert f"{result['trials']} trials done" in lines[-1]
     with Store.open(str(store_file)) as store:
         assert store.count() == result["trials"]
@@ -217,7 +217,7 @@ def test_json_is_also_an_option_of_recommend(autofit: Autofit, filled: Path) -> 
 
 def test_charts_are_written(autofit: Autofit, filled: Path, tmp_path: Path) -> None:
     done = autofit("frontier", *ASKED, "--html", "chart.html", "--png", "chart.png", "--json")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, "autofit: chart.html is written\nautofit: chart.png is written\n")
     assert done.document["trials"] == len(MADE)
     assert (tmp_path / "chart.html").read_text().lower().count("<html") == 1
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
@@ -250,6 +250,7 @@ def test_a_recommendation_for_a_trainer(autofit: Autofit, filled: Path, tmp_path
     assert all(line.startswith("autofit: ") for line in done.err.splitlines())
     written = autofit("recommend", *ASKED, "--format", form, "-o", "answer")
     assert (written.code, written.out) == (0, "")
+    assert written.err == f"{done.err}autofit: answer is written\n"
     assert (tmp_path / "answer").read_text() == done.out
     if form == "json":
         assert json.loads(done.out)["provenance"] == "measured"
@@ -274,6 +275,7 @@ def test_models(autofit: Autofit) -> None:
     table = autofit("models")
     assert "smollm2-135m" in table.out and "134,515,008" in table.out
     assert "gemma-3-4b: trained, and counted, without its vision tower" in table.out
+    assert {m["name"] for m in autofit("models", "Qwen3", "--json").document} == {n for n in names() if "qwen3" in n}
     notes = {m["name"]: m["note"] for m in done.document}
     assert "text model" in notes["gemma-3-4b"] and notes["smollm2-135m"] is None
 
@@ -284,6 +286,7 @@ def test_hardware(autofit: Autofit) -> None:
     device, stack = detect()
     assert done.document["here"] == {"hardware": device.to_json(), "stack": stack.to_json()}
     assert {"h100-80g", "a100-40g", "rtx-4090", "t4"} <= {c["name"] for c in done.document["cards"]}
+    assert [card["name"] for card in autofit("hardware", "GH200", "--json").document["cards"]] == ["gh200-96g"]
     table = autofit("hardware")
     assert f"This machine: {device.name}" in table.out
 

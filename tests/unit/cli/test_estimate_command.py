@@ -116,7 +116,13 @@ def test_prices_of_a_file_are_those_of_the_cards_compared_unless_another_is_give
     listed.write_text("l4: 0.7\nh100-80g: 2.50\na10g: 1\n")
     assert prices(["l4=0.6"], ["l4", "h100-80g"], listed) == {"l4": 0.6, "h100-80g": 2.5}
     assert prices([], ["all"], listed) == {"l4": 0.7, "h100-80g": 2.5, "a10g": 1.0}
-    for text, words in (("[1]", "must map"), ("l4: free", "'free' is not understood"), ("l5: 1", "l5"), ("{", "read")):
+    for text, words in (
+        ("[1]", "must map"),
+        ("l4: free", "'free' is not understood"),
+        ("l5: 1", "l5"),
+        ("{", "read"),
+        ("h100-80g: 2.50\nl4 0.7\n", "from line 2 on: write one a line"),
+    ):
         listed.write_text(text)
         with pytest.raises(UsageError, match=words):
             prices([], ["all"], listed)
@@ -178,6 +184,15 @@ def test_explain_says_where_the_difference_comes_from(autofit: Autofit) -> None:
     differences = [part["difference"] for part in document["parts"].values()]
     assert sum(differences) == document["difference_bytes"] < 0
     assert set(document["before"]) >= CONTRACT
+
+
+def test_explain_without_a_method_changes_the_first_config(autofit: Autofit) -> None:
+    done = autofit(
+        f"{ESTIMATE} --config method=qlora,rank=8,precision=bf16 --explain micro_batch=2 --hardware l4 --json"
+    )
+    assert done.code == 0, done.err
+    before, after = done.document["before"]["config"], done.document["after"]["config"]
+    assert after == before | {"micro_batch": 2}
 
 
 def test_a_config_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from unit.operations.test_estimate_cache import FOOTPRINT
 
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
-from autofit.cli.text.measured import frontier_text, recommendation_text, trial_text
+from autofit.cli.text.measured import IN_DOUBT, frontier_text, recommendation_text, trial_text
 from autofit.cli.text.phrases import EMULATED, padding_text, step_text
 from autofit.cli.text.predicted import (
     CLOSE,
@@ -90,6 +90,37 @@ def test_progress_in_a_line() -> None:
         "12 trials done, 1 running, 3 out of memory, 1 failed, 48 of 264 ruled out, 5 from the store, "
         "best 1,234 tokens/s at 3.00 GiB, 3 m 05 s left"
     )
+
+
+def test_one_is_counted_as_one() -> None:
+    assert line(Progress(candidates=264, done=1)).startswith("1 trial done, ")
+
+
+def test_the_frontier_and_the_recommendation_on_a_processor_have_one_limit() -> None:
+    trial = make_trial({}, fits(3, 1234.5))
+    processor = replace(trial.hardware, kind="cpu", memory_bytes=10 * GIB)
+    frontier = Frontier.of(
+        [best()], hardware=processor, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=0
+    )
+    assert ", within 8.00 GiB:" in frontier_text(frontier)
+    assert ", within 4.00 GiB:" in frontier_text(frontier, memory_limit_bytes=4 * GIB)
+
+
+def test_a_point_whose_device_was_not_free_is_in_doubt() -> None:
+    trial = make_trial({}, fits(3, 1234.5))
+    for in_doubt in (True, False):
+        frontier = Frontier.of(
+            [replace(best(), in_doubt=in_doubt)],
+            hardware=trial.hardware,
+            workload=trial.workload,
+            stack=trial.stack,
+            trials=1,
+            out_of_memory=0,
+        )
+        answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
+        assert answer is not None
+        assert [IN_DOUBT in text for text in (frontier_text(frontier), recommendation_text(answer))] == [in_doubt] * 2
+        assert ("(in doubt)" in frontier_text(frontier)) == in_doubt
 
 
 def test_progress_beyond_the_budget_has_nothing_left() -> None:

@@ -9,6 +9,8 @@ from autofit.cli.waiting import Waiting, line
 
 
 def test_progress_in_words() -> None:
+    assert line(1, None, 2.5) == "1 config predicted after 2.5 s"
+    assert line(1, 8, 2.5) == "1 of 8 configs predicted after 2.5 s"
     assert line(3, None, 2.5) == "3 configs predicted after 2.5 s"
     assert line(3, 8, 61) == "3 of 8 configs predicted after 1 m 01 s"
 

@@ -145,7 +145,7 @@ def test_a_goal_narrows_what_is_predicted(request_: SearchRequest) -> None:
 def test_what_cannot_be_predicted_is_counted_with_its_reason(request_: SearchRequest) -> None:
     result = predict_frontier(replace(request_, hardware="mi300x"))
     ((reason, count),) = result.not_predicted.items()
-    assert "mi300x is neither" in reason
+    assert "mi300x is neither: measure on it with `autofit search`" in reason
     assert (count, result.fitting, result.points, result.recommendation) == (8, 0, (), None)
 
 

@@ -256,6 +256,12 @@ def test_what_its_model_does_otherwise_is_refused(
     assert not Path(store).exists()
 
 
+@pytest.mark.parametrize("seq_len", ["2048", 0, 2048.0])
+def test_a_length_that_is_no_number_of_tokens_is_refused_at_once(seq_len: Any) -> None:
+    with pytest.raises(UsageError, match=r"seq_len is .*: it must be a whole number of at least 1"):
+        autofit.TrainerCallback(record=True, seq_len=seq_len)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

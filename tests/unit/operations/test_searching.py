@@ -138,7 +138,8 @@ def test_the_same_question_is_answered_from_the_store(world: World, request_: Se
     assert again.recommendation == first.recommendation
     assert again.frontier.points == first.frontier.points
     assert store.count() == first.trials
-    assert again.stopped_because == "the same search has already been completed"
+    assert again.stopped_because == f"the same search has already ended: {first.stopped_because}"
+    assert operations.search(request_).stopped_because == again.stopped_because
 
 
 @pytest.mark.parametrize(
@@ -622,7 +623,9 @@ def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: S
 
     world.predict_all = predict_all
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"is expected to take \d+ [hm] .* time budget of 10 m 00 s") as error:
+        with pytest.raises(
+            EnvironmentLacks, match=r"is expected to take \d+ [hm] .* time budget of 10 m 00 s"
+        ) as error:
             operations.search(replace(request_, time_budget_seconds=600.0))
     assert "method=full" not in str(error.value) and "a longer --time-budget" in str(error.value)
     assert [pool.submitted for pool in world.pools] == [[], []]

@@ -28,7 +28,12 @@ def test_one_step_more_has_no_room() -> None:
     more = replace(OPTIONS, seq_len=result.seq_len + STEP)
     assert not Estimation.of(more, config, memory_limit_bytes=limit, hardware=L4).estimate().likely_fits
     assert result.to_json()["seq_len"] == result.seq_len
-    assert longest_text(result).startswith(f"{result.seq_len:,} tokens are the longest sequences that fit l4 with room")
+    needed = result.estimate.device_bytes
+    limits = (needed * percent // 100 for percent in range(101, 400))
+    by_certainty = {e.certainty: e for limit in limits if (e := replace(result.estimate, memory_limit_bytes=limit))}
+    for certainty, fit in (("sure", "fit"), ("likely", "likely fit")):
+        text = longest_text(replace(result, estimate=by_certainty[certainty]))
+        assert text.startswith(f"{result.seq_len:,} tokens are the longest sequences that {fit} l4\n\n{fit}s l4: ")
 
 
 def test_no_longer_than_the_models_positions_or_the_users_data() -> None:

@@ -239,7 +239,7 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
         ({"offload": "optimizer", "optimizer": "sgd"}, job(), "has none for this optimizer; use adamw"),
         ({"sharding": "zero3"}, job(), "sharding=zero3 needs several devices"),
         ({"sharding": "fsdp"}, job(CTRL, devices=2), "fsdp shards layer by layer"),
-        ({}, job(devices=2), "sharding=none is for one device"),
+        ({}, job(devices=2), "sharding=none, the default, is for one device: add sharding=ddp"),
     ],
 )
 def test_a_combination_that_cannot_work_is_refused_with_the_reason(
