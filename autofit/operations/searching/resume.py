@@ -116,11 +116,12 @@ class Driver(Heartbeat):
     def _findings(self, error: BaseException | None) -> dict[str, Any]:
         """What is stored of the search with its end."""
         findings: dict[str, Any] = {}
-        if self.loop is not None:
+        progress = getattr(self.loop, "progress", None)  # missing if interrupted as it was about to run
+        if self.loop is not None and progress is not None:
             findings = {
-                "stopped_because": self.loop.progress.stopped_because,
-                "ruled_out": self.loop.progress.ruled_out,
-                "regret_bound": self.loop.progress.regret_bound,
+                "stopped_because": progress.stopped_because,
+                "ruled_out": progress.ruled_out,
+                "regret_bound": progress.regret_bound,
                 # What was found without any trial could not be repeated from the store.
                 "answers": bool(self.loop.state.trials or not self.loop.beyond_host),
             }

@@ -117,7 +117,7 @@ def test_a_point_whose_device_was_not_free_is_in_doubt() -> None:
             trials=1,
             out_of_memory=0,
         )
-        answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
+        answer = read_off(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
         assert answer is not None
         assert [IN_DOUBT in text for text in (frontier_text(frontier), recommendation_text(answer))] == [in_doubt] * 2
         assert ("(in doubt)" in frontier_text(frontier)) == in_doubt
