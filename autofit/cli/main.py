@@ -80,7 +80,8 @@ def with_commas(error: str, arguments: Sequence[str]) -> str | None:
     values = extra["values"].split()
     before = arguments[: arguments.index(values[0])] if values[0] in arguments else []
     *_, option, first = ("", "", *before)
-    return f"{option} {','.join([first, *values])}" if option.startswith("--") else None
+    is_value = option.startswith("--") and not first.startswith("-")
+    return f"{option} {','.join([first, *values])}" if is_value else None
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:

@@ -229,6 +229,7 @@ SPACED: Mapping[str, tuple[str, str | None]] = {
         "--config method=qlora,precision=bf16,rank=8",
     ),
     "no option's values": ("probe llama", None),
+    "the values of flags": ("probe --fresh --json llama", None),
 }
 
 
