@@ -22,6 +22,41 @@ PHASES = {
     "evaluation": "in evaluation",
 }
 
+HELP = {
+    "host": """\
+What helps, and trains the same: fewer dataloader_num_workers, a dataset that is streamed or mapped from its file, no
+offloading to the CPU, less in a checkpoint (save_only_model: true), a higher memory limit of the container or job.""",
+    "loading": """\
+What helps, and trains the same: sharding over several GPUs (FSDP, or DeepSpeed stage 3). What rounds differently:
+weights in 16 bits (dtype=torch.bfloat16) if they are in fp32. What changes the training: QLoRA (load_in_4bit: true).
+A smaller batch and checkpointing do not help.""",
+    "optimizer": """\
+What helps, and trains the same: sharding over several GPUs (FSDP, or DeepSpeed from stage 1 on), states on the host
+(DeepSpeed's offload_optimizer). What rounds differently: weights in 16 bits (dtype=torch.bfloat16),
+optim=adamw_bnb_8bit. What changes the training: LoRA, QLoRA. A smaller batch and checkpointing do not help.""",
+    "evaluation": """\
+What helps, and trains the same: a smaller per_device_eval_batch_size (8 unless it is set; axolotl's eval_batch_size);
+prediction_loss_only: true without a compute_metrics; eval_accumulation_steps: 1 with one.""",
+    "saving": """\
+What helps, and trains the same: state_dict_type: SHARDED_STATE_DICT in fsdp_config, or with DeepSpeed stage 3
+stage3_gather_16bit_weights_on_model_save: false in zero_optimization.""",
+    "step": """\
+What helps, and trains the same: a smaller per_device_train_batch_size with more gradient_accumulation_steps,
+gradient_checkpointing, use_liger_kernel. What rounds differently: weights in 16 bits (dtype=torch.bfloat16),
+optim=adamw_bnb_8bit. What changes the training: LoRA, QLoRA.""",
+}
+"""What helps against an error whose trainer's file is not given, by what ran out, or by the phase in which it did."""
+NEXT = """\
+How much each saves: add --config with your trainer's own file. If all is in a script, describe it:
+  autofit estimate --model MODEL --hardware CARD --config method=lora,micro_batch=8"""
+
+
+def next_text(failure: ReportedOutOfMemory) -> str:
+    """What to do about an error where its text is all there is."""
+    if failure.on_host:
+        return HELP["host"]
+    return f"{HELP.get(failure.phase or '', HELP['step'])}\n\n{NEXT}"
+
 
 def diagnosis_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
     """The answer; `verbose` adds the other changes' diffs, and what was assumed."""

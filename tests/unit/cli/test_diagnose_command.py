@@ -58,6 +58,26 @@ def test_an_error_alone_is_explained(autofit: Autofit, tmp_path: Path) -> None:
     assert json.loads(autofit("diagnose", "--traceback", str(path), "--json").out)["traceback"]["phase"] == "evaluation"
 
 
+@pytest.mark.parametrize(
+    ("text", "helps", "does_not"),
+    [
+        (ERROR, "per_device_eval_batch_size", "train_batch_size"),
+        (ERROR.replace("evaluation_loop", "from_pretrained"), "dtype=torch.bfloat16", "train_batch_size"),
+        (ERROR.replace("trainer.py", "optim/adamw.py").replace("evaluation_loop", "step"), "optim=", "use_liger"),
+        (ERROR.replace("evaluation_loop", "save_model"), "SHARDED_STATE_DICT", "train_batch_size"),
+        (ERROR.replace("evaluation_loop", "forward"), "per_device_train_batch_size", "eval_batch_size"),
+        ("Killed\n", "dataloader_num_workers", "autofit estimate"),
+    ],
+)
+def test_what_helps_against_an_error_alone_is_of_its_phase(
+    autofit: Autofit, tmp_path: Path, text: str, helps: str, does_not: str
+) -> None:
+    path = tmp_path / "error.txt"
+    path.write_text(text)
+    done = autofit("diagnose", "--traceback", str(path))
+    assert helps in done.out and does_not not in done.out
+
+
 @pytest.mark.parametrize("data", [f"\xff{ERROR}".encode("latin-1"), ERROR.encode("utf-8-sig"), ERROR.encode("utf-16")])
 def test_an_error_may_be_in_any_encoding(
     autofit: Autofit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
