@@ -37,7 +37,7 @@ def test_the_verdict_comes_first_and_one_diff_last(autofit: Autofit, config: str
     assert lines[1] == "llamafactory: smollm2-135m, lora of rank 8, 8 x 1 sequences of 512 tokens"
     assert "not counted  stage: dpo needs more memory" in done.out
     assert "unknown key  warmup_step: did you mean warmup_steps" in done.out
-    assert "\nfits with\n" in done.out and done.out.count(f"--- {config}") == 1
+    assert "\nfits with\n" in done.out and "\n  speeds " in done.out and done.out.count(f"--- {config}") == 1
     verbose = autofit("diagnose", "--config", config, "--hardware", "l4", "--memory-limit", "4GiB", "--verbose")
     assert verbose.out.count(f"--- {config}") > 1 and "\nassumed" in verbose.out
 
@@ -46,6 +46,7 @@ def test_what_fits_ends_with_0_and_says_what_it_leaves_out(autofit: Autofit, con
     done = autofit("diagnose", "--config", config, "--hardware", "h100-80g")
     verdict = done.out.splitlines()[0]
     assert done.code == 0 and "(without what stage: dpo adds; unknown key: warmup_step: see below)" in verdict
+    assert " tokens/s, give or take " in done.out.splitlines()[1]
     document = json.loads(autofit("diagnose", "--config", config, "--hardware", "h100-80g", "--json").out)
     assert (document["trainer"], document["unknown_keys"][0]["key"]) == ("llamafactory", "warmup_step")
 
