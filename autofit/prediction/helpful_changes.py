@@ -98,15 +98,16 @@ class _Neighbourhood:
         self._grant_traces()
 
     def that_fit(self) -> tuple[Change, ...]:
-        """The most faithful changes that are likely to make it fit: of one or two values, else of one value and the
-        lightest step. Moving states or weights to the host may take many times as long: where nothing else trains
-        exactly the same, such a change comes first, and it is the only one where nothing else fits."""
+        """The most faithful changes that are likely to make it fit: of one or two values, and where none of these is
+        sure to, of one value and the lightest step. Moving states or weights to the host may take many times as long:
+        where nothing else trains exactly the same, such a change comes first, and it is the only one where nothing else
+        fits."""
         near, beside_step = self._by_tier(self._lighter()), self._by_tier(self._beside_the_lightest_step())
         moved: list[Estimate] = []
         for effect, method in sorted({*near, *beside_step}):
             self._grant_traces()
             fits = self._fitting(near[effect, method])
-            if not self._unmoved(fits):
+            if all(fit.certainty == "likely" for fit in self._unmoved(fits)):
                 fits += self._fitting(beside_step[effect, method])
             if unmoved := self._unmoved(fits):
                 same = [fit for fit in moved if self._effect_of(fit.config) is Effect.EXACT]

@@ -3,6 +3,7 @@ they do."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 
 from autofit.core.errors import UsageError
@@ -22,6 +23,7 @@ OLD_FLAGS: Mapping[str, str] = {
     "eager_attention": "eager",
 }
 """What each flag of earlier versions means in `attn_implementation` (enums.py, LEGACY_ATTN_FLAG_TO_IMPL)."""
+ADAPTERS = ("lora", "qlora")
 _PLUGINS = ("liger", "cut_cross_entropy", "lm_eval", "swanlab", "kernels", "spectrum", "kd", "diffusion", "mora")
 """Plugins whose own keys say what they do."""
 TILE_TOKENS = 32_768
@@ -88,7 +90,9 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
         if is_four_bit or keys.flag("load_in_8bit"):
             raise UsageError("load_in_4bit and load_in_8bit need an adapter: quantised weights cannot be trained")
         return "full", {}
-    if kind not in ("lora", "qlora"):
+    if difflib.get_close_matches(kind, ADAPTERS, cutoff=args.MISSPELT):
+        keys.one_of("adapter", dict.fromkeys(ADAPTERS), kind)
+    else:
         keys.count_not(f"adapter: {kind}", "unknown", "an adapter of another kind; LoRA stands for it")
     if kind == "qlora" and not is_four_bit:
         raise UsageError("adapter: qlora needs load_in_4bit: true, as axolotl itself says")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.core.document import Document
@@ -18,8 +19,10 @@ _PARTS = {
     "allocated": (rf"{_SIZE} is allocated by PyTorch", rf"{_SIZE} already allocated"),
     "unallocated": (rf"{_SIZE} is reserved by PyTorch but unallocated",),
     "reserved": (rf"{_SIZE} reserved in total by PyTorch",),
+    "process": (rf"this process has {_SIZE} memory in use",),
 }
 """What torch writes (c10/cuda/CUDACachingAllocator.cpp), since 2.1 and before; and numpy, of the host's memory."""
+_OTHER_PROCESS = re.compile(rf"Process (\d+) has {_SIZE} memory in use")
 _FRAME = re.compile(r'File "[^"]+", line \d+, in \S+')
 _OTHER_FRAME = re.compile(r"(?<![^\s│])([^\s│]+\.py)(?::\d+,?)? in (?:[\w<>]+\.)*(\w+)")
 """A frame as IPython and rich print it, where functions may be named with their class."""
@@ -40,8 +43,8 @@ _PHASES = (
 """Each phase, with the frames that only it has; the first that is found counts, as a backward pass may recompute."""
 _OUTSIDE_OF_STEPS = ("loading", "evaluation", "saving")
 _STEP = re.compile(r"in training_step\b")
-MUCH_BYTES = GIB // 2
-"""Unused memory that is worth a word: less is what any training leaves."""
+MUCH = 0.02
+"""Share of the card that is worth a word where it is reserved and unused: less is what any training leaves."""
 MOST_CONTEXT_BYTES = 1 * GIB
 """Most that a CUDA context and the libraries' workspaces take outside of torch's allocator."""
 
@@ -57,6 +60,11 @@ class ReportedOutOfMemory(Document):
     allocated_bytes: int | None
     unallocated_bytes: int | None
     """Reserved by torch's allocator, and not in use."""
+    process_bytes: int | None
+    """What the process that failed held, its context and libraries included."""
+    others: Mapping[str, int] = field(hash=False)
+    """Process id -> bytes that another process held. Empty where torch does not know its own process, as in a container
+    with ids of its own: it then names itself like the others."""
     phase: str | None
     """`loading`, `forward`, `backward`, `optimizer`, `evaluation` or `saving`."""
     in_step: bool = True
@@ -76,26 +84,37 @@ class ReportedOutOfMemory(Document):
             return None
         return self.allocated_bytes + self.requested_bytes
 
+    def asks_for(self, numbers: int) -> bool:
+        """Whether what was asked for is so many numbers, in 16 bits or in fp32."""
+        requested_bytes = self.requested_bytes or 0
+        return numbers > 0 and any(abs(requested_bytes / (numbers * size) - 1) < 0.01 for size in (2, 4))
+
     @property
     def elsewhere_bytes(self) -> int:
         """What other processes hold of the card; 0 where that is not sure."""
+        if self.others:
+            return sum(self.others.values())
         if None in (self.capacity_bytes, self.free_bytes, self.allocated_bytes, self.unallocated_bytes):
             return 0
-        training_bytes = self.allocated_bytes + self.unallocated_bytes + MOST_CONTEXT_BYTES  # type: ignore[operator]
+        reserved_bytes = self.allocated_bytes + self.unallocated_bytes  # type: ignore[operator]
+        training_bytes = reserved_bytes + MOST_CONTEXT_BYTES if self.process_bytes is None else self.process_bytes
         other_bytes = self.capacity_bytes - self.free_bytes - training_bytes  # type: ignore[operator]
         return other_bytes if other_bytes > MOST_CONTEXT_BYTES else 0
 
     @property
     def findings(self) -> tuple[str, ...]:
         """What the error means, one sentence each."""
-        sentences = []
-        if self.elsewhere_bytes:
+        sentences = [
+            f"Process {pid} holds {format_bytes(size)} of the card beside this training (nvidia-smi shows it)."
+            for pid, size in self.others.items()
+        ]
+        if self.elsewhere_bytes and not self.others:
             sentences.append(
                 f"About {format_bytes(self.elsewhere_bytes)} of the card is in use outside of this training: look for "
                 "another process (nvidia-smi)."
             )
         request, spare = self.requested_bytes, self.unallocated_bytes
-        if request is not None and spare is not None and spare >= max(request, MUCH_BYTES):
+        if request is not None and spare is not None and spare >= max(request, MUCH * (self.capacity_bytes or 0)):
             sentences.append(
                 f"{format_bytes(spare)} was reserved and unused, and {format_bytes(request)} was asked for: memory is "
                 "fragmented. Set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF for older torch)."
@@ -146,8 +165,8 @@ def read_traceback(text: str) -> ReportedOutOfMemory:
     if not (on_device or on_host or killed):
         raise UsageError("this text says of no memory that it ran out: looked for 'out of memory' or 'Killed'")
     # Of several ranks that failed, the last is read.
-    start = max((refusal.start() for refusal in _REFUSAL.finditer(flat)), default=len(flat))
-    sizes = {name: _size(flat[start:], patterns) for name, patterns in _PARTS.items()}
+    figures = flat[max((refusal.start() for refusal in _REFUSAL.finditer(flat)), default=len(flat)) :]
+    sizes = {name: _size(figures, patterns) for name, patterns in _PARTS.items()}
     allocated, unallocated = sizes["allocated"], sizes["unallocated"]
     if unallocated is None and sizes["reserved"] is not None and allocated is not None:
         unallocated = max(0, sizes["reserved"] - allocated)
@@ -160,6 +179,8 @@ def read_traceback(text: str) -> ReportedOutOfMemory:
         free_bytes=sizes["free"],
         allocated_bytes=allocated,
         unallocated_bytes=unallocated,
+        process_bytes=sizes["process"],
+        others={} if sizes["process"] is None else {p: _bytes(size) for p, size in _OTHER_PROCESS.findall(figures)},
         phase=phase,
         in_step=is_of_step or _FRAME.search(text) is None,
         on_host=on_host or killed,
@@ -169,9 +190,11 @@ def read_traceback(text: str) -> ReportedOutOfMemory:
 
 def _size(text: str, patterns: tuple[str, ...]) -> int | None:
     match = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
-    if match is None:
-        return None
-    number = match[1].replace("bytes", "B")
+    return None if match is None else _bytes(match[1])
+
+
+def _bytes(size: str) -> int:
+    number = size.replace("bytes", "B")
     return parse_bytes(number) if not re.fullmatch(r"0+(\.0+)?\s*\w+", number) else 0
 
 

@@ -62,13 +62,15 @@ def diagnose(
       autofit diagnose --config qlora.yml --traceback error.txt
     """
     from autofit import operations, techniques
-    from autofit.cli.text.diagnosis import diagnosis_text, failure_text
+    from autofit.cli.text.diagnosis import diagnosis_text, failure_text, next_text
 
     failure = None if traceback is None else operations.read_traceback(read_text(traceback))
     if config is None:
         if failure is None:
             raise UsageError("nothing to diagnose: give your trainer's --config, or the --traceback of an error")
-        print_json({"traceback": failure.to_json()}) if as_json else print(f"{failure_text(failure)}\n{NEXT}")
+        print_json({"traceback": failure.to_json()}) if as_json else print(
+            f"{failure_text(failure)}\n\n{next_text(failure)}"
+        )
         return
     user = operations.DiagnosisRequest(
         hardware=hardware,
@@ -99,12 +101,3 @@ def read_text(path: Path) -> str:
     in_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     text = data.decode("utf-16" if in_utf16 else "utf-8-sig", errors="replace")
     return text.replace("\r\n", "\n").replace("\r", "\n")  # a progress bar begins its line anew
-
-
-NEXT = """
-What helps, and trains the same: a smaller per_device_train_batch_size with more gradient_accumulation_steps,
-gradient_checkpointing, use_liger_kernel. What changes the training: optim=adamw_bnb_8bit, LoRA, QLoRA.
-
-How much each saves: add --config with your trainer's own file. If all is in a script, describe it:
-  autofit estimate --model MODEL --hardware CARD --config method=lora,micro_batch=8"""
-"""Said where there is an error's text and nothing else."""

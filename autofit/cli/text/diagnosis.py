@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
@@ -10,6 +11,7 @@ from autofit.cli.text.predicted import advice_rows, change_text, memory_text, ve
 from autofit.core.units import format_bytes
 
 if TYPE_CHECKING:
+    from autofit.estimate.estimate import Change
     from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
     from autofit.trainers.out_of_memory import ReportedOutOfMemory
 
@@ -21,6 +23,41 @@ PHASES = {
     "optimizer": "in the update",
     "evaluation": "in evaluation",
 }
+
+HELP = {
+    "host": """\
+What helps, and trains the same: fewer dataloader_num_workers, a dataset that is streamed or mapped from its file, no
+offloading to the CPU, less in a checkpoint (save_only_model: true), a higher memory limit of the container or job.""",
+    "loading": """\
+What helps, and trains the same: sharding over several GPUs (FSDP, or DeepSpeed stage 3). What rounds differently:
+weights in 16 bits (dtype=torch.bfloat16) if they are in fp32. What changes the training: QLoRA (load_in_4bit: true).
+A smaller batch and checkpointing do not help.""",
+    "optimizer": """\
+What helps, and trains the same: sharding over several GPUs (FSDP, or DeepSpeed from stage 1 on), states on the host
+(DeepSpeed's offload_optimizer). What rounds differently: weights in 16 bits (dtype=torch.bfloat16),
+optim=adamw_bnb_8bit. What changes the training: LoRA, QLoRA. A smaller batch and checkpointing do not help.""",
+    "evaluation": """\
+What helps, and trains the same: a smaller per_device_eval_batch_size (8 unless it is set; axolotl's eval_batch_size);
+prediction_loss_only: true without a compute_metrics; eval_accumulation_steps: 1 with one.""",
+    "saving": """\
+What helps, and trains the same: state_dict_type: SHARDED_STATE_DICT in fsdp_config, or with DeepSpeed stage 3
+stage3_gather_16bit_weights_on_model_save: false in zero_optimization.""",
+    "step": """\
+What helps, and trains the same: a smaller per_device_train_batch_size with more gradient_accumulation_steps,
+gradient_checkpointing, use_liger_kernel. What rounds differently: weights in 16 bits (dtype=torch.bfloat16),
+optim=adamw_bnb_8bit. What changes the training: LoRA, QLoRA.""",
+}
+"""What helps against an error whose trainer's file is not given, by what ran out, or by the phase in which it did."""
+NEXT = """\
+How much each saves: add --config with your trainer's own file. If all is in a script, describe it:
+  autofit estimate --model MODEL --hardware CARD --config method=lora,micro_batch=8"""
+
+
+def next_text(failure: ReportedOutOfMemory) -> str:
+    """What to do about an error where its text is all there is."""
+    if failure.on_host:
+        return HELP["host"]
+    return f"{HELP.get(failure.phase or '', HELP['step'])}\n\n{NEXT}"
 
 
 def diagnosis_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
@@ -45,6 +82,9 @@ def diagnosis_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
     if not_covered := _not_covered(diagnosis, verbose=verbose):
         parts.append(columns(not_covered))
     parts.append(columns(_changes(diagnosis)))
+    if diagnosis.in_script:
+        say_so = ("", "once your script does so, --also says it, such as --also precision=bf16")
+        parts.append(columns([*_change_rows("fits with, in your script", diagnosis.in_script), say_so]))
     parts += [_edit_text(remedy) for remedy in (diagnosis.remedies if verbose else diagnosis.remedies[:1])]
     if len(diagnosis.remedies) > 1 and not verbose:
         every = "both" if len(diagnosis.remedies) == 2 else "all three"
@@ -79,8 +119,10 @@ def _request(diagnosis: Diagnosis) -> str:
     adapters = "" if config["method"] == "full" else f" of rank {config['rank']}"
     step = f"{config['micro_batch']} x {diagnosis.run.accumulation} sequences of {options.seq_len:,} tokens"
     on_each_gpu = "" if options.devices == 1 else f" on each of {options.devices} GPUs"
-    speed = diagnosis.estimate.tokens_per_second if diagnosis.fits else None
-    at_speed = "" if speed is None else f", {total_text(speed, options.devices)}"
+    speed, error = diagnosis.estimate.tokens_per_second, diagnosis.estimate.relative_error
+    at_speed = ""
+    if diagnosis.fits and speed is not None and error is not None:
+        at_speed = f", {total_text(speed, options.devices)}, give or take {error:.0%}"
     return f"{diagnosis.run.trainer}: {options.model}, {config['method']}{adapters}, {step}{on_each_gpu}{at_speed}"
 
 
@@ -99,12 +141,23 @@ def _not_covered(diagnosis: Diagnosis, *, verbose: bool) -> list[tuple[str, str]
     return rows
 
 
+def _change_rows(heading: str, changes: Sequence[Change]) -> list[tuple[str, str]]:
+    """The changes under a heading, and how far their speeds may be off: those of some axes by more."""
+    errors = [change.estimate.relative_error or 0.0 for change in changes]
+    least = min(errors)
+    rows = [(heading, "")]
+    for change, error in zip(changes, errors, strict=True):
+        doubt = f", give or take {error:.0%}" if error > least else ""
+        rows.append((f"  {', '.join(change.roles)}", f"{change_text(change)}{doubt}"))
+    return [*rows, ("  speeds", f"give or take {least:.0%}")] if least else rows
+
+
 def _changes(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The changes that help, the smallest first."""
     failed_but_fits = diagnosis.fits and diagnosis.failure is not None
     if diagnosis.remedies:
         heading = "to try" if failed_but_fits else "faster with" if diagnosis.fits else "fits with"
-        return [(heading, ""), *((f"  {', '.join(r.change.roles)}", change_text(r.change)) for r in diagnosis.remedies)]
+        return _change_rows(heading, [remedy.change for remedy in diagnosis.remedies])
     if failed_but_fits:
         return [("to try", "what the error says: by its figures this file fits as it is")]
     if diagnosis.fits:

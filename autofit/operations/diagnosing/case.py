@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from autofit.catalog.models import notes, shape
+from autofit.catalog.models import notes
 from autofit.core.errors import UsageError
-from autofit.core.lattice import Config
+from autofit.core.lattice import Config, Value
 from autofit.core.outcome import EVALUATION, PHASES
 from autofit.core.units import format_bytes
 from autofit.core.workload import Effect
@@ -23,9 +23,10 @@ from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.calibration import why_not
 from autofit.prediction.estimation import Estimation, calibrated
-from autofit.prediction.helpful_changes import Expressible
+from autofit.prediction.helpful_changes import Expressible, changed, effect_of
 from autofit.techniques import complete
 from autofit.techniques.axes.precision import product_format
+from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.habits import trained_format
 from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for, spelled_option
 from autofit.trainers.keys import settings_in_text
@@ -42,6 +43,13 @@ DOUBTFUL = 0.15
 have shown predictions to be off by (12 %, benchmarks/README.md)."""
 OF_A_LOGIT = 12
 """Bytes: a logit and its gradient, both in 16 bits and in fp32 (`ForCausalLMLoss` of transformers widens them)."""
+
+IN_SCRIPT: Mapping[str, Mapping[str, Value]] = {
+    "dtype=torch.bfloat16": {"precision": "bf16"},
+    "LoRA": {"method": "lora"},
+    "QLoRA": {"method": "qlora"},
+}
+"""What a script that makes the model may do, and the values of axes that stand for it."""
 
 
 class Case(Expressible):
@@ -122,11 +130,13 @@ class Case(Expressible):
         whole = self._counted(replace(estimate, advice=(), lightest=self._lightest(estimate)), self.run)
         remedies = self._remedies(estimate, whole.likely_fits, report)
         on_adapters = () if whole.likely_fits or remedies else self._notes_on_adapters()
+        trains_else = all(remedy.change.effect is Effect.TRAINING for remedy in remedies)
         return Diagnosis(
             run=self.run,
             options=self.options,
             estimate=whole,
             remedies=tuple(remedies),
+            in_script=tuple(self._in_script()) if trains_else and not whole.likely_fits else (),
             notes=(*self._notes(estimate), *on_adapters, *_notes_on_versions(remedies)),
             failure=self._request.failure,
         )
@@ -159,6 +169,22 @@ class Case(Expressible):
     ) -> Sequence[Remedy]:
         """The remedies that begin with these edits; none without any."""
         return self._edited_by(edits, effect).diagnosed(report).remedies if edits else ()
+
+    def _in_script(self) -> Iterator[Change]:
+        """Changes that are likely to fit, of what the user's script decides where the file does not."""
+        before = self.run.config
+        if self._edited or "method" in self._reader.trainer.table or before["method"] != "full":
+            return
+        for words, values in IN_SCRIPT.items():
+            config = changed(before, values)
+            if "precision" in values and has_own_mixed_precision(before):
+                continue  # which has fp32 copies of the weights, whatever they were loaded in
+            with suppress(UsageError):  # it cannot be estimated here
+                run = replace(self.run, config=config)
+                estimate = self._counted(self._estimation_of(self.options, config).estimate(), run)
+                if estimate.likely_fits and config != before:
+                    effect = effect_of(before, config, self.estimation.job)
+                    yield Change(values=values, effect=effect, estimate=estimate, roles=(words,))
 
     def _in_fp16(self, report: Callable[[int], None]) -> Diagnosis:
         """The diagnosis of the file edited to train in fp16, for a card that only emulates the bf16 it asks for."""
@@ -280,21 +306,21 @@ class Case(Expressible):
         if self._beyond["gradients"] > 0:
             held = f"takes {format_bytes(self._beyond['gradients'])} more"
             yield f"gradients stay whole until the last micro-batch, which {held}, unless {SYNC_EACH_BATCH[-1]} is set"
-        tokens = self.run.config.number("micro_batch") * self.options.seq_len
-        logits = tokens * shape(model).vocabulary_size
-        if self.run.trainer == "trl":
+        logits = self._reader.logits(self.run)
+        if self.run.trainer == "trl" and self.run.config["loss"] == "chunked":
             earlier = "earlier ones compute all logits at once, which takes some"
             yield f"trl is taken to be 1.7 or later: {earlier} {format_bytes(OF_A_LOGIT * logits)} more"
         if self.run.config["sharding"] == "ddp":
             yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
         if failure is not None:
             yield from self._notes_on_failure(failure, logits, self._step_bytes(estimate))
+            yield from self._notes_on_earlier_phases(failure, estimate)
 
     def _notes_on_failure(self, failure: ReportedOutOfMemory, logits: int, expected: int) -> Iterator[str]:
         """What an error's figures say beside the number of `logits` and the bytes `expected` of a step."""
         if failure.phase == "evaluation" and self.run.trainer != "axolotl":
             yield "if a compute_metrics keeps logits, eval_accumulation_steps moves them to the host as evaluation goes"
-        if failure.requested_bytes and any(abs(failure.requested_bytes / (logits * n) - 1) < 0.01 for n in (2, 4)):
+        if failure.requested_bytes and failure.asks_for(logits):
             yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
         if self._missed_bytes:
             needed, missed = format_bytes(expected + self._missed_bytes), format_bytes(self._missed_bytes)
@@ -304,6 +330,23 @@ class Case(Expressible):
         elif failure.allocated_bytes is not None and failure.allocated_bytes > (1 + DOUBTFUL) * expected:
             held = format_bytes(failure.allocated_bytes)
             yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
+
+    def _notes_on_earlier_phases(self, failure: ReportedOutOfMemory, estimate: Estimate) -> Iterator[str]:
+        """Where the error came after a phase of the step that this file should not get through."""
+        if failure.phase not in PHASES:
+            return
+        # In a first step, gradients and states have yet to be made.
+        not_yet = estimate.breakdown["gradients"] + estimate.breakdown["optimizer"]
+        for phase in PHASES[: PHASES.index(failure.phase)]:
+            least = estimate.phase_peaks[phase] - not_yet
+            if (1 - DOUBTFUL) * least > self.estimation.memory_limit_bytes:
+                yield (
+                    f"the error came in the {failure.phase} phase, but the {phase} phase before it should take "
+                    f"{format_bytes(least)}: is the error of this run?"
+                )
+                if self.run.config["checkpointing"] == "none":
+                    yield "if your script checkpoints activations, add --also checkpointing=full"
+                return
 
     def nearest_expressible(self, config: Config) -> Config | None:
         """The config that the file asks for once it is edited towards `config`, which it may be unable to express; None

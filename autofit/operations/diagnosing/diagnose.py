@@ -16,7 +16,7 @@ from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.techniques.axes.precision import has_bf16
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import recognised, trainer_named
+from autofit.trainers.trainer import recognised, trainer_named, without_chunked_loss
 from autofit.trial.machine.detection import detect, requested_card
 
 
@@ -36,8 +36,22 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     where = Where(folder=path.parent, devices=user.devices, bf16=has_bf16(card or detect()[0]))
     if missing := [*_missing(user, trainer.read(file.values, where))]:
         raise UsageError("; ".join(missing))
-    diagnosis = Case(file, RunReader(trainer=trainer, request=user, where=where)).diagnosed(report)
+    reader = RunReader(trainer=trainer, request=user, where=where)
+    if _shows_all_logits(reader, file):
+        reader = replace(reader, trainer=without_chunked_loss(trainer))
+        notes += (
+            "the error asks for all logits at once, so trl is older than 1.7, which computes the loss in chunks: "
+            "upgrade it, or set use_liger_kernel: true",
+        )
+    diagnosis = Case(file, reader).diagnosed(report)
     return replace(diagnosis, notes=(*notes, *diagnosis.notes))
+
+
+def _shows_all_logits(reader: RunReader, file: SourceFile) -> bool:
+    """Whether a step of trl has failed for logits that its newer versions never have at once."""
+    failure, run = reader.request.failure, reader.read(file.values)
+    chunks = run.trainer == "trl" and run.config["loss"] == "chunked"
+    return chunks and failure is not None and failure.in_step and failure.asks_for(reader.logits(run))
 
 
 def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:

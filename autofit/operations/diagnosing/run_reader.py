@@ -20,6 +20,9 @@ from autofit.trainers.axolotl import TILE_TOKENS
 from autofit.trainers.run import NotCounted, Run, Where
 from autofit.trainers.trainer import TrainerFiles
 
+EVALUATING = {"eval_strategy": "steps", "val_set_size": 0.1}
+"""Keys with which a file of any trainer evaluates."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReader:
@@ -38,6 +41,11 @@ class RunReader:
         if model is not None and run.config["method"] == "lora" and (in_four_bits := self._in_four_bits(model)):
             run = self.trainer.read({**values, **in_four_bits}, self.where)
             run = replace(run, notes=(*run.notes, "the checkpoint is in 4 bits: adapters on it are QLoRA"))
+        failure = self.request.failure
+        if run.evaluates is None and failure is not None and failure.phase == "evaluation":
+            evaluates = self.trainer.read({**values, **EVALUATING}, self.where).evaluates
+            note = "the error came in evaluation, which the file does not ask for: it is counted all the same"
+            run = replace(run, evaluates=evaluates, notes=(*run.notes, note))
         if run.config["attention"] == "sdpa" and model is not None and not shape(model).sdpa and not _says_sdpa(values):
             run = replace(
                 run,
@@ -112,6 +120,13 @@ class RunReader:
             others.append(("more", "axolotl's tiles keep a further copy of an MLP's gradients"))
         not_counted = [NotCounted(key="tiled_mlp", effect=effect, because=because) for effect, because in others]
         return replace(run, config=config, not_counted=(*run.not_counted, *not_counted))
+
+    def logits(self, run: Run) -> int:
+        """How many logits a micro-batch has; 0 where the model or its sequences' length is not known."""
+        model, seq_len = self._model(run), self._seq_len(run)
+        if model is None or seq_len is None:
+            return 0
+        return run.config.number("micro_batch") * seq_len * shape(model).vocabulary_size
 
     def _seq_len(self, run: Run) -> int | None:
         """Tokens of the longest sequence; None where neither the file nor the user says."""

@@ -37,7 +37,7 @@ def test_the_verdict_comes_first_and_one_diff_last(autofit: Autofit, config: str
     assert lines[1] == "llamafactory: smollm2-135m, lora of rank 8, 8 x 1 sequences of 512 tokens"
     assert "not counted  stage: dpo needs more memory" in done.out
     assert "unknown key  warmup_step: did you mean warmup_steps" in done.out
-    assert "\nfits with\n" in done.out and done.out.count(f"--- {config}") == 1
+    assert "\nfits with\n" in done.out and "\n  speeds " in done.out and done.out.count(f"--- {config}") == 1
     verbose = autofit("diagnose", "--config", config, "--hardware", "l4", "--memory-limit", "4GiB", "--verbose")
     assert verbose.out.count(f"--- {config}") > 1 and "\nassumed" in verbose.out
 
@@ -46,6 +46,7 @@ def test_what_fits_ends_with_0_and_says_what_it_leaves_out(autofit: Autofit, con
     done = autofit("diagnose", "--config", config, "--hardware", "h100-80g")
     verdict = done.out.splitlines()[0]
     assert done.code == 0 and "(without what stage: dpo adds; unknown key: warmup_step: see below)" in verdict
+    assert " tokens/s, give or take " in done.out.splitlines()[1]
     document = json.loads(autofit("diagnose", "--config", config, "--hardware", "h100-80g", "--json").out)
     assert (document["trainer"], document["unknown_keys"][0]["key"]) == ("llamafactory", "warmup_step")
 
@@ -56,6 +57,26 @@ def test_an_error_alone_is_explained(autofit: Autofit, tmp_path: Path) -> None:
     done = autofit("diagnose", "--traceback", str(path))
     assert done.code == 0 and "It failed in evaluation, not in training" in done.out
     assert json.loads(autofit("diagnose", "--traceback", str(path), "--json").out)["traceback"]["phase"] == "evaluation"
+
+
+@pytest.mark.parametrize(
+    ("text", "helps", "does_not"),
+    [
+        (ERROR, "per_device_eval_batch_size", "train_batch_size"),
+        (ERROR.replace("evaluation_loop", "from_pretrained"), "dtype=torch.bfloat16", "train_batch_size"),
+        (ERROR.replace("trainer.py", "optim/adamw.py").replace("evaluation_loop", "step"), "optim=", "use_liger"),
+        (ERROR.replace("evaluation_loop", "save_model"), "SHARDED_STATE_DICT", "train_batch_size"),
+        (ERROR.replace("evaluation_loop", "forward"), "per_device_train_batch_size", "eval_batch_size"),
+        ("Killed\n", "dataloader_num_workers", "autofit estimate"),
+    ],
+)
+def test_what_helps_against_an_error_alone_is_of_its_phase(
+    autofit: Autofit, tmp_path: Path, text: str, helps: str, does_not: str
+) -> None:
+    path = tmp_path / "error.txt"
+    path.write_text(text)
+    done = autofit("diagnose", "--traceback", str(path))
+    assert helps in done.out and does_not not in done.out
 
 
 @pytest.mark.parametrize("data", [f"\xff{ERROR}".encode("latin-1"), ERROR.encode("utf-8-sig"), ERROR.encode("utf-16")])

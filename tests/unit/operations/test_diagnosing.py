@@ -30,7 +30,7 @@ from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import READERS
+from autofit.trainers.trainer import READERS, without_chunked_loss
 from tests import tiny
 from tests.jobs import model_in, tiny_model
 
@@ -146,6 +146,10 @@ def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, 
         after = READERS["axolotl"].read(yaml.safe_load(copy.read_text()), Where())
         assert after.config == remedy.change.estimate.config and after.global_batch == 16
         assert "# a small one" in copy.read_text() and "lora_r: 16  # enough" in copy.read_text()
+    first, *others = result.remedies
+    doubtful = replace(first.change, estimate=replace(first.change.estimate, relative_error=0.99))
+    text = diagnosis_text(replace(result, remedies=(replace(first, change=doubtful), *others)))
+    assert text.count("give or take 99%") == 1 and "\n  speeds " in text
 
 
 FSDP = """\
@@ -304,6 +308,13 @@ def test_what_the_error_shows_beyond_the_prediction_is_counted(config: Path) -> 
     assert all(remedy.change.estimate.breakdown["temporaries"] >= missed for remedy in result.remedies)
 
 
+TRL_SMALL = """\
+model_name_or_path: HuggingFaceTB/SmolLM2-135M
+max_length: 512
+use_peft: true
+per_device_train_batch_size: 1
+completion_only_loss: false
+"""
 OF_EVALUATION = ERROR + '\n  File "/x/transformers/trainer.py", line 1, in evaluation_loop\n'
 
 
@@ -315,6 +326,16 @@ def test_a_file_that_fits_and_has_failed_is_not_made_faster(config: Path) -> Non
     of_saving = OF_EVALUATION.replace("evaluation_loop", "save_model")
     result = diagnosed(config, model="smollm2-135m", traceback=of_saving)
     assert result.fits and not result.remedies and "faster" not in diagnosis_text(result)
+
+
+@pytest.mark.parametrize("text", [TRL_SMALL, AXOLOTL], ids=["trl", "axolotl"])
+def test_a_file_whose_run_failed_in_evaluation_evaluates(config: Path, text: str) -> None:
+    config.write_text(text)
+    result = diagnosed(config, model="smollm2-135m", traceback=OF_EVALUATION)
+    key = "eval_batch_size" if text is AXOLOTL else "per_device_eval_batch_size"
+    assert [remedy.settings for remedy in result.remedies] == [{key: 4}]
+    assert result.remedies[0].diff is not None and f"+{key}: 4" in result.remedies[0].diff
+    assert any("came in evaluation" in note for note in result.notes)
 
 
 def test_what_fails_as_fsdp_gathers_a_checkpoint_is_saved_in_shards(config: Path) -> None:
@@ -337,6 +358,21 @@ def test_a_checkpoint_that_exceeds_the_hosts_memory_is_noted(config: Path, in_sh
     small, enough = (replace(estimate, host_memory_bytes=estimate.saving_host_bytes + more) for more in (-1, 0))
     assert estimate.copied_bytes and not any("checkpoints" in note for note in case._notes(enough))
     assert any("checkpoints: saving one takes" in note for note in case._notes(small)) is not in_shards
+
+
+OF_BACKWARD = ERROR + '\n  File "/x/torch/autograd/graph.py", line 1, in _engine_run_backward\n'
+
+
+@pytest.mark.parametrize(("checkpoints", "doubts"), [(False, True), (True, False)])
+def test_an_error_after_a_phase_that_the_file_should_not_get_through_is_doubted(
+    config: Path, checkpoints: bool, doubts: bool
+) -> None:
+    text = AXOLOTL.replace("micro_batch_size: 8", "micro_batch_size: 64")
+    config.write_text(text + "gradient_checkpointing: true\nchunked_cross_entropy: true\n" * checkpoints)
+    asked: dict[str, Any] = {"model": "smollm2-135m", "memory_limit": "6GiB" if doubts else "23GiB"}
+    notes = without_advice(config, traceback=OF_BACKWARD.replace("12.00 GiB", "2.00 GiB"), **asked).notes
+    assert any("the forward phase before it should take" in note for note in notes) is doubts
+    assert any("--also checkpointing=full" in note for note in notes) is doubts
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
@@ -474,6 +510,23 @@ def test_logits_are_recognised_by_their_size(config: Path) -> None:
     assert any("are the logits" in note for note in result.notes)
 
 
+def test_logits_that_newer_trl_has_not_show_an_older_one(tmp_path: Path) -> None:
+    """They are counted as what a micro-batch has, not as what each step takes, and Liger's loss does without them."""
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL.replace("1.7B", "135M").replace("steps: 1", "steps: 2"))
+    logits = 4 * 512 * 49152 * 4 // MIB
+    error = ERROR.replace("3.00 GiB", f"{logits}.00 MiB").replace("12.00 GiB", "900.00 MiB")
+    result = without_advice(path, model="smollm2-135m", traceback=error, memory_limit="1500MiB")
+    assert result.run.config["loss"] == "full" and "trl is older than 1.7" in " ".join(result.notes)
+    assert not any("trl is taken to be" in note or "more are counted" in note for note in result.notes)
+    case = Case(SourceFile.read(path), replace(reader_of("trl", path), trainer=without_chunked_loss(READERS["trl"])))
+    fused = case.run.config.replace(loss="fused")
+    assert case.nearest_expressible(fused) == fused
+    assert case._edits[fused]["use_liger_kernel",] is True
+    other = without_advice(path, model="smollm2-135m", traceback=ERROR)
+    assert other.run.config["loss"] == "chunked" and not any("older than 1.7" in note for note in other.notes)
+
+
 def test_the_smallest_change_is_the_one_of_the_fewest_keys(tmp_path: Path) -> None:
     """LLaMA-Factory has one key for two axes, where DeepSpeed's one axis takes twenty."""
     path = tmp_path / "full.yml"
@@ -500,7 +553,20 @@ def test_training_arguments_need_what_they_do_not_say(tmp_path: Path) -> None:
     assert (result.run.config["method"], result.run.config["rank"], result.fits) == ("lora", 16, True)
     assert all(remedy.change.estimate.config["rank"] == 16 for remedy in result.remedies)
     short = diagnosed(path, model="smollm2-135m", seq_len=256, memory_limit="500MiB")
-    assert not short.remedies and "--also method=lora" in short.notes[-1]
+    assert not short.remedies and not short.in_script and "--also method=lora" in short.notes[-1]
+
+
+def test_what_the_script_decides_is_said_where_the_file_can_only_train_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "args.json"
+    path.write_text('{"output_dir": "out", "per_device_train_batch_size": 1, "gradient_checkpointing": true}')
+    asked: dict[str, Any] = {"model": "smollm2-135m", "seq_len": 128}
+    needs = estimated(path, **asked).device_bytes
+    result = diagnosed(path, memory_limit=f"{needs * 4 // 5} B", **asked)
+    assert not result.fits and all(remedy.change.effect is Effect.TRAINING for remedy in result.remedies)
+    assert {"dtype=torch.bfloat16", "LoRA"} <= {role for change in result.in_script for role in change.roles}
+    assert all(change.estimate.likely_fits for change in result.in_script)
+    in_script = diagnosis_text(result).partition("fits with, in your script")[2]
+    assert "precision=bf16" in in_script and "method=lora" in in_script
 
 
 def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

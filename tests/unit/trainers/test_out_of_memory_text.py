@@ -60,15 +60,39 @@ def test_the_message_before_torch_2_is_read() -> None:
     assert result.findings[0].startswith("512 MiB was reserved and unused")
 
 
-def test_another_process_is_seen() -> None:
+def test_another_process_is_named_with_what_it_holds() -> None:
     result = read_traceback(SHARED)
-    assert 7 * GIB < result.elsewhere_bytes < 8.1 * GIB
-    assert "another process" in result.findings[0]
+    assert result.elsewhere_bytes == int(8.1 * GIB) and result.others == {"4242": int(8.1 * GIB)}
+    assert result.findings[0].startswith("Process 4242 holds 8.10 GiB of the card")
+
+
+@pytest.mark.parametrize(("process", "elsewhere"), [("17.60 GiB", 0.0), ("14.50 GiB", 3.1)])
+def test_what_the_process_holds_beside_its_tensors_is_no_other_process(process: str, elsewhere: float) -> None:
+    """NCCL's buffers and the context may take several GiB."""
+    held = f"Including non-PyTorch memory, this process has {process} memory in use. "
+    text = NEW.format(free="6.04 GiB", processes=held, allocated="12.00 GiB", unallocated="100.00 MiB")
+    result = read_traceback(text)
+    assert result.elsewhere_bytes == pytest.approx(elsewhere * GIB, abs=1)
+    assert any("another process" in finding for finding in result.findings) is bool(elsewhere)
+
+
+def test_a_container_in_which_torch_takes_itself_for_another_process_has_none() -> None:
+    held = "Process 3321 has 21.52 GiB memory in use. "
+    text = NEW.format(free="2.11 GiB", processes=held, allocated="20.62 GiB", unallocated="437.52 MiB")
+    result = read_traceback(text)
+    assert (result.elsewhere_bytes, result.others, result.findings) == (0, {}, ())
 
 
 def test_fragmentation_is_seen() -> None:
     (message,) = read_traceback(FRAGMENTED).findings
     assert "expandable_segments:True" in message and "5.90 GiB" in message
+
+
+def test_little_that_is_unused_is_no_fragmentation() -> None:
+    """A training that lacks 70 GiB is not saved by 1 GiB, though a small tensor would have had room in it."""
+    text = FRAGMENTED.replace("3.91 GiB", "112.00 MiB").replace("23.64", "79.25").replace("16.10", "77.61")
+    assert read_traceback(text.replace("5.90", "1.06")).findings == ()
+    assert "fragmented" in read_traceback(text.replace("5.90", "4.00")).findings[0]
 
 
 def test_a_text_that_ends_at_the_call_of_a_backward_pass_failed_there() -> None:

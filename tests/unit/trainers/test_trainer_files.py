@@ -403,6 +403,7 @@ def test_an_unknown_key_is_named_with_the_nearest() -> None:
         ({**AXOLOTL, "gradient_checkpointing": "maybe"}, "it must be true or false"),
         ({**AXOLOTL, "optimizer": "adamw_8bits"}, "optimizer is 'adamw_8bits': autofit knows adamw_8bit"),
         ({**AXOLOTL, "adapter": "qlora"}, "adapter: qlora needs load_in_4bit: true"),
+        ({**AXOLOTL, "adapter": "qlorra", "load_in_4bit": True}, "adapter is 'qlorra': autofit knows qlora"),
         ({**AXOLOTL, "load_in_4bit": True}, "quantised weights cannot be trained"),
         ({**AXOLOTL, "attn_implementation": "flash"}, "attn_implementation is 'flash': autofit knows"),
         ({**AXOLOTL, "lora_target_modules": {"q": 1}, "adapter": "lora"}, "it must be a list of names"),
