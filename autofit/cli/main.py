@@ -54,6 +54,10 @@ for name, group in groups.items():
     app.add_typer(group, name=name)
 
 
+OF_VALUES = ("--config", "--explain", "--also")
+"""Options that take axis=value,...; a few commands have a file there."""
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(__version__)
@@ -80,8 +84,9 @@ def with_commas(error: str, arguments: Sequence[str]) -> str | None:
     values = extra["values"].split()
     before = arguments[: arguments.index(values[0])] if values[0] in arguments else []
     *_, option, first = ("", "", *before)
-    is_value = option.startswith("--") and not first.startswith("-")
-    return f"{option} {','.join([first, *values])}" if is_value else None
+    joined = [first, *values]
+    is_list = option == "--hardware" or (option in OF_VALUES and all("=" in part for part in joined))
+    return f"{option} {','.join(joined)}" if is_list and not first.startswith("-") else None
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:

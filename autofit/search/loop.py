@@ -226,8 +226,7 @@ class SearchLoop:
             addition = ", or predicted not to fit" if predicted_out else ""
             return f"every config is measured or ruled out{addition}"
         if self._acquisition.best() is not None:
-            untried = self._untried("a longer --time-budget")
-            return f"no untried config is expected to finish its trial in the time left{untried}"
+            return f"no trial is expected to end in the time left{self._untried('a longer --time-budget')}"
         gain = self._acquisition.worthwhile_gain()
         return (
             f"no untried config is worth its trial: it would have to promise {gain:.1%} more speed, or "
@@ -235,9 +234,11 @@ class SearchLoop:
         )
 
     def _untried(self, larger_limit: str) -> str:
-        """How many configs are left for a search with a `larger_limit`; empty if none is."""
+        """How many configs a search with a `larger_limit` has before it; empty if none of them is worth its trial."""
+        if self._acquisition.best() is None:
+            return ""
         untried = len(self.state.open) - len(self._acquisition.predicted_out())
-        return f", with {counted(untried, 'config')} untried: {larger_limit} goes on" if untried else ""
+        return f", with {counted(untried, 'config')} untried (give {larger_limit})"
 
     def _unverified_winner(self) -> Point | None:
         """The winner, if it has run only once."""

@@ -23,7 +23,7 @@ from autofit.core.units import counted, format_bytes, format_duration
 from autofit.planning.requests import memory_limit
 from autofit.techniques.short_text import short
 
-IN_DOUBT = "in doubt: the device was not free while it was timed"
+IN_DOUBT = "in doubt: the device was busy, throttled or held back while it was timed"
 
 
 def spread_text(spread: float | None) -> str:

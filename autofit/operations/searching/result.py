@@ -183,8 +183,7 @@ def _check_any_could_run(loop: SearchLoop) -> None:
     budget, quickest = plan.limits.seconds, loop.quickest()
     if budget is not None and quickest is not None:
         takes = format_duration(quickest.expected_seconds)
-        done = loop.progress.done
-        what = f"none of {done} trials ended in its time" if done else "no trial was run"
+        what = "no trial ended in its time" if loop.progress.done else "no trial was run"
         raise EnvironmentLacks(
             f"{what}: the quickest that may fit is expected to take {takes}, which is more than predicting and trials "
             f"left of the time budget of {format_duration(budget)} ({quickest.config})",

@@ -230,6 +230,9 @@ SPACED: Mapping[str, tuple[str, str | None]] = {
     ),
     "no option's values": ("probe llama", None),
     "the values of flags": ("probe --fresh --json llama", None),
+    "after a flag": ("hardware --json h100 l4", None),
+    "files": ("diagnose --config a.yml error.txt", None),
+    "numbers": (f"search {MODEL} --seq-len 4096 8192", None),
 }
 
 

@@ -40,6 +40,7 @@ from autofit.prediction import lattice_predictor as predicting_ahead
 from autofit.prediction import memory_deviations
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.prediction.predict_configs import predict_all
+from autofit.search.loop import SearchLoop
 from autofit.store import LeaseLost, Store, UnderWay, new_owner
 from autofit.store.searches.heartbeat import LOOK_SECONDS
 from autofit.store.searches.queue import SearchQueue
@@ -218,6 +219,18 @@ def test_an_interrupted_search_goes_on(world: World, request_: SearchRequest, st
     assert rest.answered_from_store == 5
     assert rest.trials > 0
     assert {s.state for s in store.searches()} == {"cancelled", "succeeded"}
+
+
+def test_a_search_that_is_interrupted_as_it_begins_is_stored_as_that(
+    world: World, request_: SearchRequest, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(loop: SearchLoop) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SearchLoop, "_begin", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        operations.search(request_)
+    assert [search.state for search in store.searches()] == ["cancelled"]
 
 
 @pytest.mark.parametrize("how", ["interrupted", "killed"])

@@ -134,7 +134,7 @@ def test_a_thorough_search_goes_on_until_everything_is_known(lattice: Lattice) -
 def test_a_thorough_search_ends_at_its_limits(lattice: Lattice) -> None:
     run = searched(Truth(make_job(), lattice, seed=1), thorough=True, max_trials=15)
     assert run.progress.done == 15
-    ended = r"the trial limit is reached, with \d+ configs untried: a larger --max-trials goes on"
+    ended = r"the trial limit is reached, with \d+ configs untried \(give a larger --max-trials\)"
     assert re.fullmatch(ended, run.progress.stopped_because)
     assert run.pool.submitted[-1].config in [r.config for r in run.pool.submitted[:-1]], "the last verifies the winner"
 
@@ -348,7 +348,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-OUT_OF_TIME = "no untried config is expected to finish its trial in the time left"
+OUT_OF_TIME = "no trial is expected to end in the time left"
 
 
 @pytest.mark.parametrize(
