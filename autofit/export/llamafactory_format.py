@@ -33,12 +33,6 @@ from autofit.techniques.selective import SAVE_ATTENTION
 
 ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}
 """`flash_attn` of each attention."""
-LIGER_MODELS = (
-    *("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite", "llama", "mistral", "mixtral", "olmo2"),
-    *("phi3", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "gpt_oss"),
-)
-"""Types of language models for which it has Liger's kernels: `apply_liger_kernel` of
-src/llamafactory/model/model_utils/liger_kernel.py, 0.9.5."""
 
 
 def _method(value: Value, task: Task) -> Settings:
@@ -108,7 +102,7 @@ def _loss(value: Value, task: Task) -> Settings:
         if value != "fused":
             difference = "LLaMA-Factory uses Liger's loss with its kernels: less memory than was measured"
             notes.append(Near(f"loss={value}: {difference}"))
-    elif value == "fused" and str(task.model().config["model_type"]) not in LIGER_MODELS:
+    elif value == "fused" and str(task.model().config["model_type"]) not in (LLAMAFACTORY.liger_models or ()):
         difference = "LLaMA-Factory leaves Liger out for this model, and makes all logits: more memory than measured"
         notes.append(NeedsMore(f"loss=fused: {difference}"))
     elif value == "fused":

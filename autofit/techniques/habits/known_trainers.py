@@ -49,8 +49,8 @@ class Trainer:
 
     cannot_keep_apart: Callable[[Config], str | None] = lambda config: None
     """What it does instead of keeping a config's packed sequences apart, beginning with a verb; None if it can."""
-    liger_is_one: bool = False
-    """Whether one switch turns on Liger's loss and its kernels alike."""
+    liger_models: tuple[str, ...] | None = None
+    """Types of models for which one switch turns on Liger's loss and its kernels alike; None where each has its own."""
 
     @property
     def release(self) -> str:
@@ -160,7 +160,11 @@ LLAMAFACTORY = Trainer(
         if config["attention"] == "flash" and config["micro_batch"] != 1
         else None
     ),
-    liger_is_one=True,
+    # `apply_liger_kernel` of src/llamafactory/model/model_utils/liger_kernel.py, without those that also see images.
+    liger_models=(
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite", "llama", "mistral", "mixtral"),
+        *("olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "gpt_oss"),
+    ),
 )
 
 TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL, AXOLOTL, LLAMAFACTORY)}
