@@ -154,7 +154,8 @@ def service(asked: argparse.Namespace) -> dict[str, Any]:
     targets = [f"{path}?{urlencode({**options, 'seed': n})}" for n in range(asked.contexts) for path in PATHS]
     drawn = drawn_trials([WorkloadOptions(**options, seed=seed) for seed in range(asked.contexts)])
     with tempfile.TemporaryDirectory() as folder, Store.open(asked.store or f"{folder}/store.db") as store:
-        store.add_new(islice(drawn, max(asked.trials - store.count(), 0)))
+        there = sum(1 for _ in islice(drawn, store.count()))  # by an earlier run, which drew the same
+        store.add_new(islice(drawn, max(asked.trials - there, 0)))
         with (
             running_server(store.url) as (server, port),
             closing(Client(port)) as client,
@@ -162,11 +163,12 @@ def service(asked: argparse.Namespace) -> dict[str, Any]:
             storing(store, drawn),
         ):
             for target in targets:
-                client.ask(target)
+                client.ask(target, due=time.monotonic())
             began, memory, asking = time.monotonic(), [], []
             for number, target in zip(range(asked.rate * asked.seconds), cycle(targets), strict=False):
-                time.sleep(max(0.0, began + number / asked.rate - time.monotonic()))
-                asking.append(threads.submit(client.ask, target))
+                due = began + number / asked.rate
+                time.sleep(max(0.0, due - time.monotonic()))
+                asking.append(threads.submit(client.ask, target, due=due))
                 if number % (asked.rate * asked.seconds // 10) == 0:
                     pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
                     memory.append(pages * os.sysconf("SC_PAGE_SIZE") >> 20)
@@ -250,13 +252,14 @@ class Client:
         for connection in self._connections:
             connection.close()
 
-    def ask(self, target: str) -> tuple[str, float]:
-        """The path with the status of its answer, and the seconds until the whole of it was there."""
-        connection, started = self._idle.pop(), time.perf_counter()
+    def ask(self, target: str, *, due: float) -> tuple[str, float]:
+        """The path with the status of its answer, and the seconds from when it was due until the whole of it was there:
+        a server that cannot keep up keeps requests waiting."""
+        connection = self._idle.pop()
         connection.request("GET", target, headers={"If-None-Match": self._tags.get(target, "")})
         answer = connection.getresponse()
         answer.read()
-        seconds = time.perf_counter() - started
+        seconds = time.monotonic() - due
         self._idle.append(connection)
         assert answer.status in (200, 304), (target, answer.status)
         self._tags[target] = answer.headers["ETag"]
