@@ -247,6 +247,13 @@ def _made(values: Mapping[str, Value], job: Job) -> Config | None:
     return None
 
 
+def why_not_offloaded(job: Job) -> str | None:
+    """Why nothing that offloads can be trained here, if DeepSpeed's operations are not compiled."""
+    config = _made({"offload": "optimizer"}, job)
+    reason = None if config is None else why_not_trainable(config, job)
+    return reason if reason is not None and "--build-ops" in reason else None
+
+
 def record_pairs(file: Path, asked: argparse.Namespace) -> None:
     """On this machine's emulated card: train each config of `every_pair` that the file lacks."""
     site, ranks = detect("cuda"), asked.ranks
@@ -254,8 +261,8 @@ def record_pairs(file: Path, asked: argparse.Namespace) -> None:
     about = {name: getattr(paired, name) for name in ("model", "seq_len", "global_batch")}
     job = paired.job(site)
     configs, refused = every_pair(job, asked.seed)
-    if unbuilt := [reason for reason in refused if "--build-ops" in reason]:
-        raise SystemExit(f"{site[0].name}: {unbuilt[0]}")
+    if reason := why_not_offloaded(job):
+        raise SystemExit(f"{job.hardware.name}: {reason}")
     if not file.exists():
         _begin(file, site, seed=asked.seed, refused=refused)
     done = [line["config"] for line in read(file)[1:]]
@@ -271,6 +278,8 @@ def record_pairs(file: Path, asked: argparse.Namespace) -> None:
 def record(file: Path, configs: int, asked: argparse.Namespace) -> None:
     """On this machine's emulated card: draw, predict and train until the file has so many configs."""
     site = detect("cuda")
+    if reason := why_not_offloaded(PAIRED.job(site)):
+        print(f"{site[0].name}: no config offloads, because {reason}", file=sys.stderr)
     done = read(file)[1:] if file.exists() else []
     if not done:
         _begin(file, site, seed=asked.seed)
