@@ -163,14 +163,16 @@ def import_rescued(store: Store) -> None:
 
 def _append(path: Path, line: str) -> None:
     """Adds a line to such a file. Raises `OSError`, and then leaves it as it was."""
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(("" if size else opening_line()) + line)
-    except OSError:
-        with suppress(OSError):
-            os.truncate(path, size)  # a part of a line, as a full disk leaves it, would spoil the next one
-        raise
+    with path.open("ab", buffering=0) as file:  # a buffer would write what failed once more, when it is closed
+        size = file.tell()
+        rest = (("" if size else opening_line()) + line).encode()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)  # a part of a line, as a full disk leaves it, would spoil the next one
+            raise
 
 
 def _folders(store: Store) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from leases import submit
@@ -110,5 +110,25 @@ def test_what_is_rescued_while_a_file_is_removed_is_not_lost(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", too_late)
         import_rescued(store)
+    import_rescued(store)
+    assert store.trials() == trials and not list(tmp_path.glob(f"{RESCUED}*"))
+
+
+def test_what_is_rescued_as_its_file_is_imported_is_not_lost(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log, trials = rescuing(store), [a_trial(config=complete({"micro_batch": size})) for size in (1, 2)]
+    log.keep(trials[0])
+    with monkeypatch.context() as patch:
+        opened = Path.open
+
+        def too_late(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
+            patch.undo()
+            import_rescued(store)
+            return opened(path, *arguments, **options)
+
+        patch.setattr(Path, "open", too_late)
+        log.keep(trials[1])
     import_rescued(store)
     assert store.trials() == trials and not list(tmp_path.glob(f"{RESCUED}*"))
