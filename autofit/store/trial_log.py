@@ -149,10 +149,12 @@ def import_rescued(store: Store) -> None:
                 continue
             # A search that goes on begins another file.
             path = path.rename(path.with_name(f"{RESCUED}{search_id}.{uuid4().hex[:8]}.jsonl"))
-            whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
-            report = import_lines(store, whole.decode().splitlines())
-            if report.added:
-                _log.warning("autofit: the store now has %d trials that it did not accept before", report.added)
+            content = path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            # An empty file is what is left of a line for which there was no room.
+            added = import_lines(store, whole.decode().splitlines()).added if content else 0
+            if added:
+                _log.warning("autofit: the store now has %d trials that it did not accept before", added)
             if path.stat().st_size == len(whole):  # else its search was adding to it, or was killed while it did
                 path.unlink()
         except FileNotFoundError:
@@ -172,6 +174,8 @@ def _append(path: Path, line: str) -> None:
         except OSError:
             with suppress(OSError):
                 file.truncate(size)  # a part of a line, as a full disk leaves it, would spoil the next one
+                if not size:
+                    path.unlink()
             raise
 
 
