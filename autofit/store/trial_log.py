@@ -140,15 +140,15 @@ class StoredTrials(TrialLog):
 
 def import_rescued(store: Store) -> None:
     """Imports what this user's earlier searches of the store could not keep there, from the files that they have left
-    on this machine, and removes these. One that cannot be read stays, and is said."""
+    on this machine, and removes these. One that cannot be read stays, under a name that is said."""
     for path in dict.fromkeys(path for folder in _folders(store) for path in folder.glob(f"{RESCUED}*.jsonl")):
         try:
             # Folders are shared: by other users, and by searches of other stores.
             search_id = path.stem.removeprefix(RESCUED).partition(".")[0]
             if path.stat().st_uid != os.getuid() or store.search(search_id) is None:
                 continue
-            # A search that goes on begins another file.
-            path = path.rename(path.with_name(f"{RESCUED}{search_id}.{uuid4().hex[:8]}.jsonl"))
+            if path.name == f"{RESCUED}{search_id}.jsonl":  # a search that goes on begins another file
+                path = path.rename(path.with_name(f"{RESCUED}{search_id}.{uuid4().hex[:8]}.jsonl"))
             content = path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             # An empty file is what is left of a line for which there was no room.

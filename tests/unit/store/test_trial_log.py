@@ -67,6 +67,8 @@ def test_a_torn_file_stays_and_what_is_whole_in_it_is_imported_once(
         import_rescued(store)
         left = list(tmp_path.glob(f"{RESCUED}*"))
         assert (store.count(), [path.read_text() for path in left]) == (1, [content] * stays)
+        import_rescued(store)
+        assert list(tmp_path.glob(f"{RESCUED}*")) == left, "under the name that was said"
         for path in left:
             path.unlink()
     assert f"{left[0].name} stays: line 1 cannot be imported" in caplog.text
