@@ -14,6 +14,7 @@ from unit.operations.made_trials import MODEL, fits, make_job, make_trial
 
 from autofit.api.app import create_app
 from autofit.api.middleware.limits import BODY_BYTES
+from autofit.core.outcome import Crashed
 from autofit.operations import WorkloadOptions
 from autofit.store import OPERATOR, Store
 
@@ -157,12 +158,17 @@ def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path
         assert str(tmp_path) not in answer.text
     lease = store.queue.claim("a:1:0")
     assert lease is not None
-    store.queue.end(lease, "failed", {"reason": f"nothing in {tmp_path / 'own' / 'tiny'} has weights"})
+    reason = f"nothing in {tmp_path / 'own' / 'tiny'} has weights"
+    store.queue.end(lease, "failed", {"reason": reason, "tried": [{"reason": reason}]})
     address = f"/v1/searches/{started['search_id']}"
     for path in (address, f"{address}/events", address.removeprefix("/v1")):
         told = client.get(path).text
         assert "in tiny has weights" in told and str(tmp_path) not in told
     job = make_job(WorkloadOptions(model=str(tmp_path / "own" / "tiny"), seq_len=32, global_batch=4))
+    fallen = store.add(make_trial({"method": "lora"}, Crashed(reason=reason, stderr_tail=reason), job=job))
+    for path in ("/v1/trials", f"/point/{fallen.trial_id}"):
+        told = client.get(path).text
+        assert told.count("in tiny has weights") == 2 and str(tmp_path) not in told
     kept = store.add(make_trial({"method": "full"}, fits(1.0, 100.0), job=job))
     exported = client.get("/v1/recommendation", params={**query, "format": "trl"})
     shown = client.get(f"/point/{kept.trial_id}/export/trl")
