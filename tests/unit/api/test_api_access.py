@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from jobs import model_in
+from starlette.datastructures import URL
+from starlette.requests import Request
 from unit.operations.made_trials import MODEL, fits, make_job, make_trial
 
 from autofit.api.app import create_app
@@ -99,9 +101,22 @@ def test_a_closed_server_tells_nothing_but_that_it_lives(closed: TestClient) -> 
     assert closed.post("/v1/estimates", json={"model": MODEL}).status_code == 401
 
 
-def test_no_name_of_the_host_opens_a_closed_server(closed: TestClient) -> None:
+def test_no_name_of_the_host_opens_a_closed_server(
+    store: Store, closed: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"Accept": "text/html"}
     for host in ("x/static/y?", "localhost/healthz?", "x/healthz#"):
-        assert closed.get("/v1/trials", headers={"Host": host}).status_code == 401
+        # As older versions of Starlette read it.
+        monkeypatch.setattr(Request, "url", URL(f"http://{host}/v1/trials"))
+        assert closed.get("/v1/trials").status_code == 401
+        with caplog.at_level(logging.INFO, "autofit.api.requests"):
+            sent = closed.get("/v1/trials?limit=1", headers=headers, follow_redirects=False)
+        assert sent.headers["location"] == "/login?next=%2Fv1%2Ftrials%3Flimit%3D1"
+        assert json.loads(caplog.records[-1].getMessage())["path"] == "/v1/trials"
+    reader = bearing(store.access.create("ann", "read"))
+    assert "/login?next=%2Fsearches" in closed.post("/searches", headers=reader).text
+    tags = [closed.get(f"/v1/trials?limit={limit}", headers=reader).headers["etag"] for limit in (1, 2, 1)]
+    assert tags[0] != tags[1] and tags[0] == tags[2], "each question has its own answer"
 
 
 def test_who_may_not_ask_is_not_told_what_is_wrong_with_it(client: TestClient) -> None:
