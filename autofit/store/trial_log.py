@@ -140,19 +140,21 @@ class StoredTrials(TrialLog):
 
 def import_rescued(store: Store) -> None:
     """Imports what this user's earlier searches of the store could not keep there, from the files that they have left
-    on this machine, and removes these. One that cannot be read stays, and is said."""
+    on this machine, and removes these. One that cannot be read stays, under a name that is said."""
     for path in dict.fromkeys(path for folder in _folders(store) for path in folder.glob(f"{RESCUED}*.jsonl")):
         try:
             # Folders are shared: by other users, and by searches of other stores.
             search_id = path.stem.removeprefix(RESCUED).partition(".")[0]
             if path.stat().st_uid != os.getuid() or store.search(search_id) is None:
                 continue
-            # A search that goes on begins another file.
-            path = path.rename(path.with_name(f"{RESCUED}{search_id}.{uuid4().hex[:8]}.jsonl"))
-            whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
-            report = import_lines(store, whole.decode().splitlines())
-            if report.added:
-                _log.warning("autofit: the store now has %d trials that it did not accept before", report.added)
+            if path.name == f"{RESCUED}{search_id}.jsonl":  # a search that goes on begins another file
+                path = path.rename(path.with_name(f"{RESCUED}{search_id}.{uuid4().hex[:8]}.jsonl"))
+            content = path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            # An empty file is what is left of a line for which there was no room.
+            added = import_lines(store, whole.decode().splitlines()).added if content else 0
+            if added:
+                _log.warning("autofit: the store now has %d trials that it did not accept before", added)
             if path.stat().st_size == len(whole):  # else its search was adding to it, or was killed while it did
                 path.unlink()
         except FileNotFoundError:
@@ -163,14 +165,18 @@ def import_rescued(store: Store) -> None:
 
 def _append(path: Path, line: str) -> None:
     """Adds a line to such a file. Raises `OSError`, and then leaves it as it was."""
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(("" if size else opening_line()) + line)
-    except OSError:
-        with suppress(OSError):
-            os.truncate(path, size)  # a part of a line, as a full disk leaves it, would spoil the next one
-        raise
+    with path.open("ab", buffering=0) as file:  # a buffer would write what failed once more, when it is closed
+        size = file.tell()
+        rest = (("" if size else opening_line()) + line).encode()
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                file.truncate(size)  # a part of a line, as a full disk leaves it, would spoil the next one
+                if not size:
+                    path.unlink()
+            raise
 
 
 def _folders(store: Store) -> list[Path]:

@@ -79,8 +79,8 @@ class Guard:
         await self._app(scope, receive, send)
 
     async def _refusal(self, request: Request) -> Response | None:
-        # What the page is made of are files of the package. In `request.url` older versions of Starlette let the Host
-        # header have a part of the path.
+        # What the page is made of are files of the package. Nothing here reads `request.url`: older versions of
+        # Starlette let the Host header have a part of its path.
         path = request.scope["path"]
         secret, is_open = _secret(request), path in OPEN or path.startswith("/static/")
         if secret is not None:
@@ -123,7 +123,8 @@ def _to_the_entrance(request: Request) -> Response | None:
         return Response(status_code=401, headers={"HX-Redirect": "/login"})
     if request.method != "GET" or "text/html" not in request.headers.get("accept", ""):
         return None
-    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    query = request.scope["query_string"].decode("latin-1")
+    target = request.scope["path"] + (f"?{query}" if query else "")
     return RedirectResponse(f"/login?next={quote(target, safe='')}", 303)
 
 

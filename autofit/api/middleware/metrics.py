@@ -127,7 +127,7 @@ def _line(request: Request, request_id: str, status: int, seconds: float) -> str
         {
             "request_id": request_id,
             "method": request.method,
-            "path": request.url.path,
+            "path": request.scope["path"],
             "status": status,
             "seconds": round(seconds, 6),
             "token": None if token is None else token.name,

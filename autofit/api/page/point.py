@@ -31,7 +31,7 @@ StoredTrial = Annotated[Trial, Depends(stored_trial)]
 
 
 @ROUTES.get("/point/{trial_id}")
-def point(request: Request, trial: StoredTrial) -> Response:
+def point(request: Request, trial: StoredTrial, models: Models) -> Response:
     plain = {axis.name: axis.recipe for axis in AXES}
     rows = [(name, value, name != "method" and plain.get(name) == value) for name, value in trial.config.items]
     return render(
@@ -39,7 +39,7 @@ def point(request: Request, trial: StoredTrial) -> Response:
         "point.html",
         trial=trial,
         measurement=trial.measurement,
-        outcome=trial.outcome.to_json(),
+        outcome=models.told(trial.outcome.to_json()),
         departs=[(name, value) for name, value, usual in rows if not usual],
         usual=[(name, value) for name, value, usual in rows if usual],
         changes=changes(trial.config),

@@ -69,7 +69,7 @@ def is_partial(request: Request) -> bool:
 def render(request: Request, template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     token = request.state.token
     text = _templates.get_template(template).render(
-        **values, path=request.url.path, asker=None if token is None else token.name
+        **values, path=request.scope["path"], asker=None if token is None else token.name
     )
     return HTMLResponse(text, status_code=status, headers=HEADERS)
 
@@ -104,7 +104,7 @@ def _as_sentence(request: Request, error: Exception) -> Response:
         return sentence(request, first_mistake(error), 400)
     if isinstance(error, HTTPException):
         is_refused = error.status_code in (401, 403)
-        login = f"/login?{urlencode({'next': request.url.path})}" if is_refused else None
+        login = f"/login?{urlencode({'next': request.scope['path']})}" if is_refused else None
         return sentence(request, str(error.detail), error.status_code, login=login)
-    _log.exception("autofit: %s %s", request.method, request.url.path)
+    _log.exception("autofit: %s %s", request.method, request.scope["path"])
     return sentence(request, "an unexpected error; see the server's log", 500)

@@ -119,7 +119,8 @@ async def trials(query: Annotated[TrialsQuery, Query()], request: Request) -> Re
     def listing() -> Content:
         rows = store.trials(**conditions, limit=limit, before=query.before, newest_first=True)
         following = rows[-1].trial_id if len(rows) == limit else None
-        page: dict[str, Any] = {"trials": [t.to_json() for t in rows], "total": store.count(**conditions)}
+        told = request.app.state.models.told
+        page: dict[str, Any] = {"trials": [told(t.to_json()) for t in rows], "total": store.count(**conditions)}
         return Content.json({**page, "next": following})
 
     return await tagged.answer(listing)

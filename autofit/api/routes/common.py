@@ -77,9 +77,15 @@ class NamedModels:
         """A text in which the models of the folder go by the names by which clients know them."""
         return text if self.folder is None else text.replace(f"{self.folder}/", "")
 
-    def told(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """A document whose texts say it so."""
-        return {name: self.by_name(value) if isinstance(value, str) else value for name, value in document.items()}
+    def told(self, document: Any) -> Any:
+        """A JSON document whose texts say it so, however deep they stand."""
+        if self.folder is None:
+            return document
+        if isinstance(document, str):
+            return self.by_name(document)
+        if isinstance(document, Mapping):
+            return {name: self.told(value) for name, value in document.items()}
+        return [self.told(value) for value in document] if isinstance(document, list | tuple) else document
 
     def in_folder(self) -> dict[str, Path]:
         """The models of the folder: only what stands directly in it, whatever a name looks like."""

@@ -186,7 +186,8 @@ class TrialsQuery(BaseModel):
         if self.trainer is not None:
             workload["trainer"] = trainer_by_name(self.trainer).name  # raises
         if (tokens := _tokens(self.lengths)) is not None:
-            workload["lengths"] = tokens
+            longest = self.seq_len or tokens[-1]
+            workload["lengths"] = Lengths(tokens, longest).cut(longest).tokens
         return {
             "model": self.model,
             "outcome": self.outcome,

@@ -71,7 +71,7 @@ class Tagged:
     """An answer that holds until its version changes, under a tag by which clients ask whether it has."""
 
     def __init__(self, request: Request, version: str) -> None:
-        whole = f"{__version__} {version} {request.url.path}?{request.url.query}"
+        whole = f"{__version__} {version} {request.scope['path']}?{request.scope['query_string']!r}"
         self._tag = f'"{hashlib.sha256(whole.encode()).hexdigest()[:32]}"'
         self._answers: Answers = request.app.state.answers
         tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]

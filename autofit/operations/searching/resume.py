@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import AutofitError, NothingFits, Shortfall, StoreError, UsageError, in_one_line
@@ -101,10 +100,7 @@ class Driver(Heartbeat):
         self.result: SearchResult | None = None
         """Set if there is one."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def _keep_ending(self, error: BaseException | None) -> None:
         findings = self._findings(error)
         # Every trial is kept by now. Failing to record the ending must not cost the answer or mask the real error.
         with suppress(StoreError, LeaseLost):

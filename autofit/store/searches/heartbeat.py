@@ -48,9 +48,15 @@ class Heartbeat:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
-        self._thread.join()
-        ENDED.add(self.lease.owner)
+        try:
+            self._over.set()
+            self._thread.join()
+            self._keep_ending(error)
+        finally:
+            ENDED.add(self.lease.owner)
+
+    def _keep_ending(self, error: BaseException | None) -> None:
+        """Stores how the search ends, `error` being why it does, before another driver may take it."""
 
     def _beat(self) -> None:
         renewed = time.monotonic() - LEASE_SECONDS  # a driver may have taken long to start

@@ -1,7 +1,8 @@
 """The fork server: a process that never touches the device, has the heavy imports loaded, and forks a child per trial.
 
 Run as `python -m autofit.trial.process.fork_server [--entry module:function]`. One JSON request per line on standard
-input, one JSON answer per line on standard output. It enforces the deadline, classifies outcomes, kills a trial's whole
+input, one JSON answer per line on standard output, and before it an empty line each time that a child is started for
+the request: the time of that child begins. It enforces the deadline, classifies outcomes, kills a trial's whole
 process group, and ends with everything it started when its standard input closes.
 
 Two lines are not requests: `{"listen": address}` opens the port at which the next trial's ranks meet, and is answered
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -174,8 +175,10 @@ class ForkServer:
         if listener is not None:
             listener.close()
 
-    def run(self, request: TrialRequest, commands: Commands) -> Attempt:
-        """One execution of a request. Raises `EOFError` if the commands' other end has closed."""
+    def run(self, request: TrialRequest, commands: Commands, begins: Callable[[], object] = lambda: None) -> Attempt:
+        """One execution of a request; `begins` is called before each child. Raises `EOFError` if the commands' other
+        end has closed."""
+        begins()
         with swap_folder(request.config) as environment:
             attempt = self._run(request, commands, environment)
             attempt = replace(attempt, outcome=explained(attempt.outcome, environment))
@@ -183,7 +186,7 @@ class ForkServer:
         if not self._spawn and any(sign in evidence for sign in FORK_FAILURES):
             self._spawn = True
             if request.rendezvous is None:  # the others of a group wait where this trial's port was
-                return self.run(request, commands)
+                return self.run(request, commands, begins)
         return attempt
 
     def _run(self, request: TrialRequest, commands: Commands, environment: Mapping[str, str]) -> Attempt:
@@ -301,7 +304,7 @@ def main() -> None:
                 config, model_type = request.config, request.job.model.config.get("model_type")
                 server.preload(model_type, deepspeed=uses_deepspeed(config), compiles=config["compile"] is True)
             try:
-                answer = server.run(request, commands).to_json()
+                answer = server.run(request, commands, lambda: answers.write("\n")).to_json()
             except EOFError:
                 return
         answers.write(json.dumps(answer) + "\n")

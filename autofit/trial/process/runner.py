@@ -27,7 +27,8 @@ ENDING_SECONDS = 5.0
 LONGEST_WAIT_MS = 2**31 - 1
 """Most that poll(2) waits: 24 days."""
 GRACE_SECONDS = 120.0
-"""How long after its child's time the fork server may be silent: after that it hangs itself, in the driver."""
+"""How long after its child's time the fork server may be silent: after that it hangs itself, in the driver. What it
+imports before the child's time begins may take as long as both."""
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
@@ -122,7 +123,8 @@ class TrialRunner:
     def _answer_to(
         self, process: subprocess.Popen[str], line: dict[str, Any], patience_seconds: float = math.inf
     ) -> dict[str, Any] | None:
-        """The fork server's answer; None if it died, or `close` was called meanwhile. Raises `TimeoutError`."""
+        """The fork server's answer; None if it died, or `close` was called meanwhile. Raises `TimeoutError` once it has
+        said nothing for so long, not even that a child begins."""
         assert process.stdout is not None
         with self._write_lock:
             self._send(process, line)
@@ -130,9 +132,12 @@ class TrialRunner:
         try:
             poller = select.poll()  # `select.select` takes no descriptor beyond 1023
             poller.register(process.stdout, select.POLLIN)
-            if not poller.poll(min(1000.0 * patience_seconds, LONGEST_WAIT_MS)):
-                raise TimeoutError
-            answer = process.stdout.readline()
+            first = "\n"
+            while first == "\n":
+                if not poller.poll(min(1000.0 * patience_seconds, LONGEST_WAIT_MS)):
+                    raise TimeoutError
+                first = os.read(process.stdout.fileno(), 1).decode()  # or a buffer would take more than is waited for
+            answer = first + process.stdout.readline()
         except ValueError:
             answer = ""
         finally:

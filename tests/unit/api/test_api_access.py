@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from jobs import model_in
+from starlette.datastructures import URL
+from starlette.requests import Request
 from unit.operations.made_trials import MODEL, fits, make_job, make_trial
 
 from autofit.api.app import create_app
 from autofit.api.middleware.limits import BODY_BYTES
+from autofit.core.outcome import Crashed
 from autofit.operations import WorkloadOptions
 from autofit.store import OPERATOR, Store
 
@@ -98,9 +101,22 @@ def test_a_closed_server_tells_nothing_but_that_it_lives(closed: TestClient) -> 
     assert closed.post("/v1/estimates", json={"model": MODEL}).status_code == 401
 
 
-def test_no_name_of_the_host_opens_a_closed_server(closed: TestClient) -> None:
+def test_no_name_of_the_host_opens_a_closed_server(
+    store: Store, closed: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"Accept": "text/html"}
     for host in ("x/static/y?", "localhost/healthz?", "x/healthz#"):
-        assert closed.get("/v1/trials", headers={"Host": host}).status_code == 401
+        # As older versions of Starlette read it.
+        monkeypatch.setattr(Request, "url", URL(f"http://{host}/v1/trials"))
+        assert closed.get("/v1/trials").status_code == 401
+        with caplog.at_level(logging.INFO, "autofit.api.requests"):
+            sent = closed.get("/v1/trials?limit=1", headers=headers, follow_redirects=False)
+        assert sent.headers["location"] == "/login?next=%2Fv1%2Ftrials%3Flimit%3D1"
+        assert json.loads(caplog.records[-1].getMessage())["path"] == "/v1/trials"
+    reader = bearing(store.access.create("ann", "read"))
+    assert "/login?next=%2Fsearches" in closed.post("/searches", headers=reader).text
+    tags = [closed.get(f"/v1/trials?limit={limit}", headers=reader).headers["etag"] for limit in (1, 2, 1)]
+    assert tags[0] != tags[1] and tags[0] == tags[2], "each question has its own answer"
 
 
 def test_who_may_not_ask_is_not_told_what_is_wrong_with_it(client: TestClient) -> None:
@@ -157,12 +173,17 @@ def test_models_of_the_servers_own_folder_are_named(store: Store, tmp_path: Path
         assert str(tmp_path) not in answer.text
     lease = store.queue.claim("a:1:0")
     assert lease is not None
-    store.queue.end(lease, "failed", {"reason": f"nothing in {tmp_path / 'own' / 'tiny'} has weights"})
+    reason = f"nothing in {tmp_path / 'own' / 'tiny'} has weights"
+    store.queue.end(lease, "failed", {"reason": reason, "tried": [{"reason": reason}]})
     address = f"/v1/searches/{started['search_id']}"
     for path in (address, f"{address}/events", address.removeprefix("/v1")):
         told = client.get(path).text
         assert "in tiny has weights" in told and str(tmp_path) not in told
     job = make_job(WorkloadOptions(model=str(tmp_path / "own" / "tiny"), seq_len=32, global_batch=4))
+    fallen = store.add(make_trial({"method": "lora"}, Crashed(reason=reason, stderr_tail=reason), job=job))
+    for path in ("/v1/trials", f"/point/{fallen.trial_id}"):
+        told = client.get(path).text
+        assert told.count("in tiny has weights") == 2 and str(tmp_path) not in told
     kept = store.add(make_trial({"method": "full"}, fits(1.0, 100.0), job=job))
     exported = client.get("/v1/recommendation", params={**query, "format": "trl"})
     shown = client.get(f"/point/{kept.trial_id}/export/trl")

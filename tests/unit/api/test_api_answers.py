@@ -223,5 +223,6 @@ def test_trials_of_sequences_with_lengths(client: TestClient, store: Store) -> N
     added = store.add(make_trial({}, fits(6, 900), job=make_job(options)))
     (trial,) = get(client, "/v1/trials", lengths="60,30,128")["trials"]
     assert (trial["trial_id"], trial["workload"]["lengths"]) == (added.trial_id, [30, 60, 128])
+    assert get(client, "/v1/trials", lengths="30,60,512", seq_len=128)["total"] == 1, "longer ones are cut"
     assert get(client, "/v1/trials", lengths="30,60")["total"] == 0
     assert client.get("/v1/trials", params={"lengths": "30,"}).status_code == 400

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from leases import a_gone_process, expire
@@ -324,6 +325,25 @@ def test_waiting_for_a_device_spends_no_time_of_a_runners_search(
         searching.search(replace(request_, ray_address="auto"), driver=driver)
         spent.append(driver.spent_seconds)
     assert spent[0] == 0.0 < spent[1]
+
+
+def test_nobody_takes_a_search_whose_ending_is_being_stored(
+    request_: SearchRequest, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.queue.announce(detect("cpu")[0])
+    submit(request_, store)
+    lease = store.queue.claim(new_owner())
+    assert lease is not None
+    end, others = store.queue.end, []
+
+    def as_another_asks(*arguments: Any) -> None:
+        others.append(store.queue.claim(new_owner()))
+        end(*arguments)
+
+    monkeypatch.setattr(store.queue, "end", as_another_asks)
+    with Driver(store, lease):
+        pass
+    assert (others, store.searches()[0].state) == ([None], "succeeded")
 
 
 def test_a_cluster_is_not_asked_for_a_card_whose_answer_is_stored(

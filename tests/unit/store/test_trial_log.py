@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from leases import submit
@@ -64,6 +67,8 @@ def test_a_torn_file_stays_and_what_is_whole_in_it_is_imported_once(
         import_rescued(store)
         left = list(tmp_path.glob(f"{RESCUED}*"))
         assert (store.count(), [path.read_text() for path in left]) == (1, [content] * stays)
+        import_rescued(store)
+        assert list(tmp_path.glob(f"{RESCUED}*")) == left, "under the name that was said"
         for path in left:
             path.unlink()
     assert f"{left[0].name} stays: line 1 cannot be imported" in caplog.text
@@ -76,6 +81,32 @@ def rescuing(store: Store) -> StoredTrials:
     return log
 
 
+@contextmanager
+def room_for(most_bytes: int) -> Iterator[None]:
+    """A disk that is full once a file has so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_disk_without_room_for_a_first_line_leaves_no_file(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = rescuing(store)
+    with room_for(10):
+        log.keep(a_trial())
+    assert "import this line" in caplog.text and not list(tmp_path.rglob(f"{RESCUED}*"))
+    caplog.clear()
+    Path(f"{RESCUED}{log._search_id}.jsonl").touch()
+    import_rescued(store)
+    assert not caplog.text and not list(tmp_path.rglob(f"{RESCUED}*"))
+
+
 def test_what_a_full_disk_leaves_of_a_line_spoils_no_other(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,12 +114,8 @@ def test_what_a_full_disk_leaves_of_a_line_spoils_no_other(
     log, trials = rescuing(store), [a_trial(config=complete({"micro_batch": size})) for size in (1, 2, 4)]
     log.keep(trials[0])
     assert log._file is not None
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (log._file.stat().st_size + 100, limits[1]))
-    try:
+    with room_for(log._file.stat().st_size + 100):
         log.keep(trials[1])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert f"import this line: {line_of(trials[1])}" in caplog.text
     log.keep(trials[2])
     import_rescued(store)
@@ -110,5 +137,25 @@ def test_what_is_rescued_while_a_file_is_removed_is_not_lost(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", too_late)
         import_rescued(store)
+    import_rescued(store)
+    assert store.trials() == trials and not list(tmp_path.glob(f"{RESCUED}*"))
+
+
+def test_what_is_rescued_as_its_file_is_imported_is_not_lost(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log, trials = rescuing(store), [a_trial(config=complete({"micro_batch": size})) for size in (1, 2)]
+    log.keep(trials[0])
+    with monkeypatch.context() as patch:
+        opened = Path.open
+
+        def too_late(path: Path, *arguments: Any, **options: Any) -> IO[Any]:
+            patch.undo()
+            import_rescued(store)
+            return opened(path, *arguments, **options)
+
+        patch.setattr(Path, "open", too_late)
+        log.keep(trials[1])
     import_rescued(store)
     assert store.trials() == trials and not list(tmp_path.glob(f"{RESCUED}*"))

@@ -17,6 +17,7 @@ from typing import Any
 from autofit.core.outcome import Crashed
 from autofit.trial.process import child
 from autofit.trial.process.events import Event, EventPipe
+from autofit.trial.process.fork_server import FORK_FAILURES
 
 LATER_SECONDS = 1.0
 """By how much longer than its limit takes what takes too long."""
@@ -47,6 +48,11 @@ def hang(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
         time.sleep(60)
+
+
+def cannot_be_forked(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Fails as a child does whose parent has initialised the driver."""
+    raise RuntimeError(FORK_FAILURES[0])
 
 
 def half_way(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from autofit.core.units import MIB
 from autofit.trial import request as asked_for
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine import nvml
-from autofit.trial.process import child, child_process, fork_server
+from autofit.trial.process import child, child_process, fork_server, runner
 from autofit.trial.process.commands import Commands
 from autofit.trial.process.events import EventPipe
 from autofit.trial.process.following import Follower
@@ -229,6 +230,28 @@ def test_a_fork_server_that_cannot_start_is_no_fault_of_the_config() -> None:
         started._command = [sys.executable, "-c", "raise SystemExit(7)"]
         outcome = started.attempt(tiny_request()).outcome
     assert isinstance(outcome, Crashed) and outcome.transient and outcome.exit_code == 7
+
+
+def test_the_time_of_each_child_begins_when_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the fork server imports before that, and a first child that could not be forked, take nothing of it."""
+    waits: list[float] = []
+
+    class Poller:
+        def __init__(self) -> None:
+            self._poller = select.poll()
+            self.register = self._poller.register
+
+        def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+            waits.append(milliseconds)
+            return self._poller.poll(milliseconds)
+
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    monkeypatch.setattr(runner, "select", SimpleNamespace(poll=Poller, POLLIN=select.POLLIN))
+    with TrialRunner(entry="entries:cannot_be_forked") as started:
+        outcome = started.attempt(tiny_request(deadline_seconds=600.0)).outcome
+    assert isinstance(outcome, Crashed) and fork_server.FORK_FAILURES[0] in outcome.stderr_tail
+    # Until the first begins, until the second does, and until it has ended.
+    assert waits == [1000.0 * (600.0 + runner.GRACE_SECONDS)] * 3
 
 
 def test_asking_is_the_first_writing_down(monkeypatch: pytest.MonkeyPatch) -> None:
