@@ -292,7 +292,7 @@ def test_all_that_opens_the_store_waits_for_its_schema(objects: tuple[Object, ..
     wait, migrate = (c for c in containers(templates(objects)["migrate"]))
     assert "pg_isready" in wait["command"][-1] and migrate["command"] == ["autofit", "db", "upgrade"]
     first = {templates(objects)[component]["spec"]["initContainers"][0]["command"][-1] for component in OPENING}
-    assert first == {"until autofit db check; do sleep 5; done"}
+    assert first == {"until autofit db check --schema; do sleep 5; done"}
 
 
 def test_the_schema_is_there_when_the_job_has_run(tmp_path: Path) -> None:
@@ -300,7 +300,8 @@ def test_the_schema_is_there_when_the_job_has_run(tmp_path: Path) -> None:
         environment = {**os.environ, "AUTOFIT_STORE": str(tmp_path / "store.db")}
         return subprocess.run([f"{BESIDE_PYTHON}/autofit", *words], env=environment, capture_output=True).returncode
 
-    assert [run("db", "check"), run("db", "upgrade"), run("db", "check")] == [4, 0, 0]
+    wait = ("db", "check", "--schema")
+    assert [run(*wait), run("db", "upgrade"), run(*wait)] == [4, 0, 0]
 
 
 def test_the_search_is_one_that_autofit_takes(searching: str) -> None:
