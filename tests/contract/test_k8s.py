@@ -546,10 +546,14 @@ def test_a_nightly_backup_is_whole_and_the_readme_restores_it(tmp_path: Path) ->
     run(container["command"][-1], store)
     kept = sorted(file.name for file in backup.iterdir())
     assert len(kept) == 14 and kept[0] == "trials-2026-01-07.jsonl.gz", "two weeks"
-    (restore,) = re.findall(r'"(gunzip -c /backup/\S+ \| autofit db import -)"', README)
-    run(restore.replace("trials-DAY.jsonl.gz", kept[-1]), tmp_path / "restored.db")
+    (restore,) = re.findall(r'command\[2\] =\s+"(.* /backup/\S+ \| autofit db import -)"', README)
+    restore = restore.replace("trials-DAY.jsonl.gz", kept[-1])
+    run(restore, tmp_path / "restored.db")
     whole = run("autofit db export -", store)
     assert whole and run("autofit db export -", tmp_path / "restored.db") == whole
+    os.truncate(backup / kept[-1], (backup / kept[-1]).stat().st_size - 8)  # gzip's checksum, and no trial
+    with pytest.raises(subprocess.CalledProcessError):
+        run(restore, tmp_path / "of a damaged one.db")
 
 
 def test_a_postgresql_of_ones_own_takes_the_place_of_ours() -> None:
