@@ -81,17 +81,20 @@ test-rivals: $(RIVALS) $(DEV)
 	PYTHONPATH=$(RIVALS) $(BIN)/python -m pytest tests/unit/bench/test_replay_rivals.py
 
 # LLaMA-Factory and axolotl train as exported files say. Each has an environment of its own, because it needs other
-# versions of our libraries; together they take 5 GB, and minutes to install.
+# versions of our libraries; together they take minutes to install, and 5 GB with a build of torch for CPUs.
 TRAINERS := $(VENV)/trainers
 OWN_ENVIRONMENTS := tests/exports_in_own_environments
+TRAINERS_PIP = $(@D)/bin/python -m pip --disable-pip-version-check install -q
 
 test-exports: $(TRAINERS)/llamafactory/.installed $(TRAINERS)/axolotl/.installed $(DEV)
 	TRAINERS_HOME=$(TRAINERS) $(BIN)/python -m pytest $(OWN_ENVIRONMENTS)
 
-$(TRAINERS)/%/.installed: $(OWN_ENVIRONMENTS)/%.txt
+$(TRAINERS)/%/.installed: $(OWN_ENVIRONMENTS)/%.txt | install
 	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' $<)"
-	$(@D)/bin/python -m pip --disable-pip-version-check install -q --no-deps -r $<
+	@# torch first, and what its build needs, as for ours.
+	$(if $(TORCH_INDEX),$(TRAINERS_PIP) --no-deps --index-url $(TORCH_INDEX) "$$(grep '^torch==' $<)")
+	$(TRAINERS_PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' $<)"
+	$(TRAINERS_PIP) --no-deps -r $<
 	@touch $@
 
 $(RIVALS): constraints.txt | install

@@ -7,6 +7,7 @@ from autofit.store.access import Token as Token
 from autofit.store.database.schema import NoStore as NoStore
 from autofit.store.database.schema import StoreReport as StoreReport
 from autofit.store.database.schema import check as check
+from autofit.store.database.schema import check_schema as check_schema
 from autofit.store.database.schema import place as place
 from autofit.store.database.schema import upgrade as upgrade
 from autofit.store.exchange import ImportReport as ImportReport

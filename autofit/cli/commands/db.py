@@ -38,7 +38,11 @@ def upgrade(store: options.Store = None) -> None:
 
 
 @group.command()
-def check(store: options.Store = None, as_json: options.Json = False) -> None:
+def check(
+    store: options.Store = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Check the schema alone; no other table is read.")] = False,
+    as_json: options.Json = False,
+) -> None:
     """Check the store's schema and integrity.
 
     Counts what it holds, and lists the configs with contradictory results; exit code 4 unless it is sound.
@@ -47,9 +51,18 @@ def check(store: options.Store = None, as_json: options.Json = False) -> None:
     Examples:
       autofit db check
       autofit db check --store team.db --json
+      autofit db check --schema
     """
     from autofit.store import check as examine
+    from autofit.store import check_schema
 
+    if schema:
+        revision = check_schema(store)
+        if as_json:
+            print_json({"revision": revision})
+        else:
+            print(f"the store is at schema {revision}")
+        return
     report = examine(store)
     if as_json:
         print_json(report.to_json())

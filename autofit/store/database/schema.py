@@ -116,6 +116,17 @@ def check(url: str | None = None) -> StoreReport:
         )
 
 
+def check_schema(url: str | None = None) -> str:
+    """The store's revision, which is the newest. No other table is read, so that this neither takes long nor gets in
+    the way of a migration.
+
+    Raises `StoreError` if there is no store, or one of another schema.
+    """
+    with _opened(url, create=False) as database:
+        prepare(database, create=False)
+    return REVISIONS[-1]
+
+
 def place(url: str | None = None) -> Path | None:
     """The file of a SQLite store, whether or not it exists; None for a server. Raises `UsageError`."""
     return Address.of(url).path

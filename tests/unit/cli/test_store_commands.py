@@ -121,6 +121,8 @@ def test_check_ends_with_4_unless_all_is_sound(autofit: Autofit, filled: Path) -
     assert (done.code, done.err) == (4, "")
     assert done.document["sound"] is False
     assert "row of workloads that is lost" in done.document["problems"][0]
+    assert autofit("db", "check", "--schema").out == f"the store is at schema {done.document['newest']}\n"
+    assert autofit("db", "check", "--schema", "--json").document == {"revision": done.document["newest"]}
 
 
 def contradict(store_file: Path) -> tuple[Trial, Trial]:

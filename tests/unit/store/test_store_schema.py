@@ -21,9 +21,9 @@ from unit.store.conftest import a_trial, context
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import OutOfMemory, Trial
-from autofit.store import Store, check, export_lines, import_lines, upgrade
+from autofit.store import Store, check, check_schema, export_lines, import_lines, upgrade
 from autofit.store.database import schema
-from autofit.store.tables import Base
+from autofit.store.tables import TABLES, Base
 
 ASSETS = Path(__file__).with_name("assets")
 MIGRATIONS = Path(schema.__file__).with_name("migrations")
@@ -79,10 +79,23 @@ def test_sqlite_is_set_up_for_many_readers_and_a_writer(sqlite_url: str) -> None
     assert pragmas == {"journal_mode": "wal", "busy_timeout": 30_000, "foreign_keys": 1, "synchronous": 2}
 
 
+def test_the_schema_is_checked_while_a_migration_has_all_other_tables(postgresql_url: str) -> None:
+    impatient = f"{postgresql_url}&options=-c%20lock_timeout%3D200"
+    upgrade(postgresql_url)
+    with behind_the_back(postgresql_url) as connection:
+        connection.execute(text(f"LOCK TABLE {', '.join(TABLES)} IN ACCESS EXCLUSIVE MODE"))
+        assert check_schema(impatient) == schema.REVISIONS[-1]
+        with pytest.raises(StoreError, match="locked"):
+            check(impatient)
+
+
 @pytest.mark.parametrize("revision", STORED)
 def test_reads_the_stores_of_every_revision(url: str, revision: str, tmp_path: Path) -> None:
     load(url, revision)
     assert check(url).revision == revision
+    if revision != schema.REVISIONS[-1]:
+        with pytest.raises(StoreError, match=f"older schema {revision}"):
+            check_schema(url)
     assert upgrade(url) == schema.REVISIONS[-1]
     assert check(url).sound
     lines = (ASSETS / f"{revision}.jsonl").read_text().splitlines()
