@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -39,8 +39,9 @@ ROOM = 0.08
 """Share left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
 is then judged as every other."""
 DOUBTFUL = 0.15
-"""Share of the prediction: an error that shows more beyond it may be another run's. A guess, above what emulated cards
-have shown predictions to be off by (12 %, benchmarks/README.md)."""
+"""Share of a prediction by which an error may contradict it: one that does by more may be another run's. A guess, above
+what emulated cards have shown predictions to be off by (12 %, benchmarks/README.md)."""
+DOUBT = ": is the error of this run?"
 OF_A_LOGIT = 12
 """Bytes: a logit and its gradient, both in 16 bits and in fp32 (`ForCausalLMLoss` of transformers widens them)."""
 
@@ -313,23 +314,25 @@ class Case(Expressible):
         if self.run.config["sharding"] == "ddp":
             yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
         if failure is not None:
-            yield from self._notes_on_failure(failure, logits, self._step_bytes(estimate))
-            yield from self._notes_on_earlier_phases(failure, estimate)
+            of_figures = self._notes_on_failure(failure, self._step_bytes(estimate))
+            yield from _asking_once((*of_figures, *self._notes_on_earlier_phases(failure, estimate)))
 
-    def _notes_on_failure(self, failure: ReportedOutOfMemory, logits: int, expected: int) -> Iterator[str]:
-        """What an error's figures say beside the number of `logits` and the bytes `expected` of a step."""
+    def _notes_on_failure(self, failure: ReportedOutOfMemory, expected: int) -> Iterator[str]:
+        """What an error's figures say beside the bytes `expected` of a step."""
         if failure.phase == "evaluation" and self.run.trainer != "axolotl":
             yield "if a compute_metrics keeps logits, eval_accumulation_steps moves them to the host as evaluation goes"
-        if failure.requested_bytes and failure.asks_for(logits):
-            yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
+        if failure.requested_bytes and self._reader.shows_logits(self.run):
+            has_them = self.run.config["loss"] == "full"
+            advice = ": a fused loss has none" if has_them else f", which this run never has{DOUBT}"
+            yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are all logits at once{advice}"
         if self._missed_bytes:
             needed, missed = format_bytes(expected + self._missed_bytes), format_bytes(self._missed_bytes)
-            ask = ": is the error of this run?" if self._missed_bytes > DOUBTFUL * expected else ""
+            ask = DOUBT if self._missed_bytes > DOUBTFUL * expected else ""
             yield f"the error shows {needed}, where this file should take {format_bytes(expected)}{ask}"
             yield f"those {missed} more are counted in every figure here, as temporaries"
         elif failure.allocated_bytes is not None and failure.allocated_bytes > (1 + DOUBTFUL) * expected:
             held = format_bytes(failure.allocated_bytes)
-            yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
+            yield f"{held} were in use, where this file should take {format_bytes(expected)}{DOUBT}"
 
     def _notes_on_earlier_phases(self, failure: ReportedOutOfMemory, estimate: Estimate) -> Iterator[str]:
         """Where the error came after a phase of the step that this file should not get through."""
@@ -342,10 +345,14 @@ class Case(Expressible):
             if (1 - DOUBTFUL) * least > self.estimation.memory_limit_bytes:
                 yield (
                     f"the error came in the {failure.phase} phase, but the {phase} phase before it should take "
-                    f"{format_bytes(least)}: is the error of this run?"
+                    f"{format_bytes(least)}{DOUBT}"
                 )
                 if self.run.config["checkpointing"] == "none":
-                    yield "if your script checkpoints activations, add --also checkpointing=full"
+                    key = "disable_gradient_checkpointing: false"
+                    key = key if self.run.trainer == "llamafactory" else "gradient_checkpointing: true"
+                    in_script = "if your script checkpoints activations, add --also checkpointing=full"
+                    in_file = f"this file checkpoints no activations: the run of the error may have had {key}"
+                    yield in_script if self.run.trainer == "transformers" else in_file
                 return
 
     def nearest_expressible(self, config: Config) -> Config | None:
@@ -392,6 +399,14 @@ class Case(Expressible):
             settings={".".join(path): None if value is REMOVED else value for path, value in edits.items()},
             diff=None if text is None else self._file.diff(text),
         )
+
+
+def _asking_once(notes: Iterable[str]) -> Iterator[str]:
+    """The notes, of which only the first that doubts the error asks whose it is."""
+    has_asked = False
+    for note in notes:
+        yield note.removesuffix(DOUBT) if has_asked else note
+        has_asked = has_asked or note.endswith(DOUBT)
 
 
 def _notes_on_versions(remedies: Sequence[Remedy]) -> Iterator[str]:

@@ -372,7 +372,35 @@ def test_an_error_after_a_phase_that_the_file_should_not_get_through_is_doubted(
     asked: dict[str, Any] = {"model": "smollm2-135m", "memory_limit": "6GiB" if doubts else "23GiB"}
     notes = without_advice(config, traceback=OF_BACKWARD.replace("12.00 GiB", "2.00 GiB"), **asked).notes
     assert any("the forward phase before it should take" in note for note in notes) is doubts
-    assert any("--also checkpointing=full" in note for note in notes) is doubts
+    assert any("may have had gradient_checkpointing: true" in note for note in notes) is doubts
+    assert sum("is the error of this run?" in note for note in notes) is int(doubts)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "args.json",
+            '{"output_dir": "out", "per_device_train_batch_size": 64}',
+            "if your script checkpoints activations, add --also checkpointing=full",
+        ),
+        (
+            "sft.yaml",
+            "model_name_or_path: x\nstage: sft\nfinetuning_type: full\nper_device_train_batch_size: 64\n"
+            "disable_gradient_checkpointing: true\n",
+            "the run of the error may have had disable_gradient_checkpointing: false",
+        ),
+    ],
+)
+def test_checkpointing_that_would_explain_an_error_is_named_as_the_trainer_does(
+    tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    """And of several figures that do not go together with the file, only one asks whose the error is."""
+    (tmp_path / name).write_text(text)
+    asked: dict[str, Any] = {"model": "smollm2-135m", "seq_len": 512, "memory_limit": "6GiB"}
+    notes = " ".join(without_advice(tmp_path / name, traceback=OF_BACKWARD.replace("12.", "92."), **asked).notes)
+    assert words in notes and "the forward phase before it should take" in notes and "the error shows 95.00" in notes
+    assert notes.count("is the error of this run?") == 1
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
@@ -507,7 +535,7 @@ def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
 def test_logits_are_recognised_by_their_size(config: Path) -> None:
     logits = 8 * 512 * 49152 * 4 / GIB
     result = without_advice(config, model="smollm2-135m", traceback=ERROR.replace("3.00 GiB", f"{logits:.2f} GiB"))
-    assert any("are the logits" in note for note in result.notes)
+    assert any("are all logits at once: a fused loss has none" in note for note in result.notes)
 
 
 def test_logits_that_newer_trl_has_not_show_an_older_one(tmp_path: Path) -> None:
@@ -525,6 +553,35 @@ def test_logits_that_newer_trl_has_not_show_an_older_one(tmp_path: Path) -> None
     assert case._edits[fused]["use_liger_kernel",] is True
     other = without_advice(path, model="smollm2-135m", traceback=ERROR)
     assert other.run.config["loss"] == "chunked" and not any("older than 1.7" in note for note in other.notes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "frame", "shows"),
+    [
+        (512, 4, 'File "/x/torch/nn.py", line 1, in forward', True),
+        (512, 4, 'File "/x/torch/optim/adamw.py", line 1, in _init_group', False),
+        (576, 4, 'File "/x/torch/nn.py", line 1, in forward', False),  # the embedding has as many numbers
+        (1152, 2, 'File "/x/torch/nn.py", line 1, in forward', False),  # and as many bytes, in fp32
+    ],
+)
+def test_only_a_forward_pass_shows_logits_and_only_where_nothing_else_has_their_size(
+    tmp_path: Path, tokens: int, width: int, frame: str, shows: bool
+) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL_SMALL.replace("512", str(tokens)))
+    requested = f"{tokens * 49152 * width // MIB}.00 MiB"
+    error = f"  {frame}\n{ERROR}".replace("3.00 GiB", requested).replace("12.00 GiB", "900.00 MiB")
+    notes = " ".join(without_advice(path, model="smollm2-135m", traceback=error).notes)
+    assert ("older than 1.7" in notes, "are all logits at once" in notes) == (shows, shows)
+
+
+def test_all_logits_at_once_do_not_show_an_older_trl_whose_loss_has_none_either(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL_SMALL.replace("batch_size: 1", "batch_size: 4") + "use_liger_kernel: true\n")
+    error = ERROR.replace("3.00 GiB", f"{4 * 512 * 49152 * 4 // MIB}.00 MiB")
+    notes = " ".join(without_advice(path, model="smollm2-135m", traceback=error).notes)
+    assert "older than 1.7" not in notes and "are all logits at once, which this run never has" in notes
+    assert notes.count("is the error of this run?") == 1 and "more are counted" in notes
 
 
 def test_the_smallest_change_is_the_one_of_the_fewest_keys(tmp_path: Path) -> None:
