@@ -16,7 +16,7 @@ from autofit.core.workload import Effect
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.saving import too_much
 from autofit.export.document import Task
-from autofit.export.trainer_arguments import SYNC_EACH_BATCH
+from autofit.export.trainer_arguments import SYNC_EACH_BATCH, TORCH_NAMES
 from autofit.operations.diagnosing.beyond import bytes_beyond, counted, notes_on_formats
 from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
 from autofit.operations.diagnosing.run_reader import RunReader
@@ -25,7 +25,7 @@ from autofit.prediction.calibration import why_not
 from autofit.prediction.estimation import Estimation, calibrated
 from autofit.prediction.helpful_changes import Expressible, changed, effect_of
 from autofit.techniques import complete
-from autofit.techniques.axes.precision import product_format
+from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.habits import trained_format
 from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for, spelled_option
@@ -130,14 +130,15 @@ class Case(Expressible):
         estimate = self._advised(report)
         whole = self._counted(replace(estimate, advice=(), lightest=self._lightest(estimate)), self.run)
         remedies = self._remedies(estimate, whole.likely_fits, report)
-        on_adapters = () if whole.likely_fits or remedies else self._notes_on_adapters()
         trains_else = all(remedy.change.effect is Effect.TRAINING for remedy in remedies)
+        in_script = dict(self._in_script()) if trains_else and not whole.likely_fits else {}
+        on_adapters = () if whole.likely_fits or remedies or in_script else self._notes_on_adapters()
         return Diagnosis(
             run=self.run,
             options=self.options,
             estimate=whole,
             remedies=tuple(remedies),
-            in_script=tuple(self._in_script()) if trains_else and not whole.likely_fits else (),
+            in_script=in_script,
             notes=(*self._notes(estimate), *on_adapters, *_notes_on_versions(remedies)),
             failure=self._request.failure,
         )
@@ -171,21 +172,25 @@ class Case(Expressible):
         """The remedies that begin with these edits; none without any."""
         return self._edited_by(edits, effect).diagnosed(report).remedies if edits else ()
 
-    def _in_script(self) -> Iterator[Change]:
-        """Changes that are likely to fit, of what the user's script decides where the file does not."""
+    def _in_script(self) -> Iterator[tuple[str, Change]]:
+        """Changes that are likely to fit, of what the user's script decides where the file does not, each after what
+        the script is to do."""
         before = self.run.config
         if self._edited or "method" in self._reader.trainer.table or before["method"] != "full":
             return
-        for words, values in IN_SCRIPT.items():
+        converts = has_own_mixed_precision(before)  # the weights, whatever they were loaded in
+        for script, values in IN_SCRIPT.items():
             config = changed(before, values)
-            if "precision" in values and has_own_mixed_precision(before):
-                continue  # which has fp32 copies of the weights, whatever they were loaded in
+            if "precision" in values and (converts or before["precision"] == "fp16-mixed"):
+                continue  # the copies that are trained stay in fp32; loss scaling refuses gradients in bf16
+            if values.get("method") == "lora" and is_mixed(config) and not converts:
+                script = f"dtype=torch.{TORCH_NAMES[product_format(config)]} and {script}"
             with suppress(UsageError):  # it cannot be estimated here
                 run = replace(self.run, config=config)
                 estimate = self._counted(self._estimation_of(self.options, config).estimate(), run)
                 if estimate.likely_fits and config != before:
                     effect = effect_of(before, config, self.estimation.job)
-                    yield Change(values=values, effect=effect, estimate=estimate, roles=(words,))
+                    yield script, Change(values=values, effect=effect, estimate=estimate)
 
     def _in_fp16(self, report: Callable[[int], None]) -> Diagnosis:
         """The diagnosis of the file edited to train in fp16, for a card that only emulates the bf16 it asks for."""

@@ -620,10 +620,32 @@ def test_what_the_script_decides_is_said_where_the_file_can_only_train_something
     needs = estimated(path, **asked).device_bytes
     result = diagnosed(path, memory_limit=f"{needs * 4 // 5} B", **asked)
     assert not result.fits and all(remedy.change.effect is Effect.TRAINING for remedy in result.remedies)
-    assert {"dtype=torch.bfloat16", "LoRA"} <= {role for change in result.in_script for role in change.roles}
-    assert all(change.estimate.likely_fits for change in result.in_script)
+    assert {"dtype=torch.bfloat16", "LoRA"} <= result.in_script.keys()
+    assert all(change.estimate.likely_fits for change in result.in_script.values())
+    documents = result.to_json()["in_script"]
+    assert [change["script"] for change in documents] == list(result.in_script)
+    assert documents[0].keys() == {"script", "change", "effect", "estimate"}
     in_script = diagnosis_text(result).partition("fits with, in your script")[2]
-    assert "precision=bf16" in in_script and "method=lora" in in_script
+    assert "such as --also precision=bf16" in in_script and "method=lora" in in_script
+
+
+@pytest.mark.parametrize(
+    ("key", "scripts", "also"),
+    [
+        ("bf16", ["dtype=torch.bfloat16", "dtype=torch.bfloat16 and LoRA", "QLoRA"], "precision=bf16"),
+        ("fp16", ["dtype=torch.float16 and LoRA", "QLoRA"], "method=lora"),
+    ],
+)
+def test_adapters_under_mixed_precision_are_those_of_weights_that_the_script_loads_in_16_bits(
+    tmp_path: Path, key: str, scripts: list[str], also: str
+) -> None:
+    """Beside loss scaling, nothing is trained in bf16."""
+    path = tmp_path / "args.json"
+    path.write_text(f'{{"output_dir": "out", "per_device_train_batch_size": 1, "{key}": true}}')
+    result = without_advice(path, model="smollm2-135m", seq_len=128, memory_limit="2200MiB")
+    assert not result.fits and list(result.in_script) == scripts
+    assert f"such as --also {also}" in diagnosis_text(result)
+    assert not any("--also method=lora" in note for note in result.notes)
 
 
 def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
