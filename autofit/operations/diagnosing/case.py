@@ -130,6 +130,7 @@ class Case(Expressible):
         estimate = self._advised(report)
         whole = self._counted(replace(estimate, advice=(), lightest=self._lightest(estimate)), self.run)
         remedies = self._remedies(estimate, whole.likely_fits, report)
+        failure = self._request.failure
         trains_else = all(remedy.change.effect is Effect.TRAINING for remedy in remedies)
         in_script = dict(self._in_script()) if trains_else and not whole.likely_fits else {}
         on_adapters = () if whole.likely_fits or remedies or in_script else self._notes_on_adapters()
@@ -140,7 +141,7 @@ class Case(Expressible):
             remedies=tuple(remedies),
             in_script=in_script,
             notes=(*self._notes(estimate), *on_adapters, *_notes_on_versions(remedies)),
-            failure=self._request.failure,
+            failure=failure and replace(failure, lacking_bytes=max(0, -whole.headroom_bytes)),
         )
 
     def _remedies(self, estimate: Estimate, fits: bool, report: Callable[[int], None]) -> Sequence[Remedy]:

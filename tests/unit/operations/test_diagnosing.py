@@ -308,6 +308,13 @@ def test_what_the_error_shows_beyond_the_prediction_is_counted(config: Path) -> 
     assert all(remedy.change.estimate.breakdown["temporaries"] >= missed for remedy in result.remedies)
 
 
+@pytest.mark.parametrize(("limit", "fragmented"), [("14GiB", True), ("8GiB", False)])
+def test_fragmentation_explains_no_error_of_a_file_that_lacks_more(config: Path, limit: str, fragmented: bool) -> None:
+    error = ERROR.replace("400.00 MiB", "3.50 GiB").replace("12.00 GiB", "10.00 GiB")
+    result = without_advice(config, model="smollm2-135m", memory_limit=limit, traceback=error)
+    assert ("memory is fragmented" in diagnosis_text(result)) is fragmented
+
+
 TRL_SMALL = """\
 model_name_or_path: HuggingFaceTB/SmolLM2-135M
 max_length: 512
