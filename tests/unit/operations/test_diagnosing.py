@@ -553,6 +553,7 @@ def test_logits_that_newer_trl_has_not_show_an_older_one(tmp_path: Path) -> None
     error = ERROR.replace("3.00 GiB", f"{logits}.00 MiB").replace("12.00 GiB", "900.00 MiB")
     result = without_advice(path, model="smollm2-135m", traceback=error, memory_limit="1500MiB")
     assert result.run.config["loss"] == "full" and "trl is older than 1.7" in " ".join(result.notes)
+    assert ("trl before 1.7", "more") in [(part.key, part.effect) for part in result.run.not_counted]
     assert not any("trl is taken to be" in note or "more are counted" in note for note in result.notes)
     case = Case(SourceFile.read(path), replace(reader_of("trl", path), trainer=without_chunked_loss(READERS["trl"])))
     fused = case.run.config.replace(loss="fused")
