@@ -82,11 +82,11 @@ def diagnosis_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
     parts.append(columns([("at the peak", PHASES[estimate.peak_phase]), *rows]))
     if not_covered := _not_covered(diagnosis, verbose=verbose):
         parts.append(columns(not_covered))
-    parts.append(columns(_changes(diagnosis)))
     if diagnosis.in_script:
         first = Config.of(next(iter(diagnosis.in_script.values())).values)
         say_so = ("", f"once your script does so, say it, such as --also {first}")
         parts.append(columns([*_change_rows("fits with, in your script", diagnosis.in_script), say_so]))
+    parts.append(columns(_changes(diagnosis)))
     parts += [_edit_text(remedy) for remedy in (diagnosis.remedies if verbose else diagnosis.remedies[:1])]
     if len(diagnosis.remedies) > 1 and not verbose:
         every = "both" if len(diagnosis.remedies) == 2 else "all three"

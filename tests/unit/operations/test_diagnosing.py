@@ -633,8 +633,9 @@ def test_what_the_script_decides_is_said_where_the_file_can_only_train_something
     documents = result.to_json()["in_script"]
     assert [change["script"] for change in documents] == list(result.in_script)
     assert documents[0].keys() == {"script", "change", "effect", "estimate"}
-    in_script = diagnosis_text(result).partition("fits with, in your script")[2]
+    in_script, of_file = diagnosis_text(result).partition("fits with, in your script")[2].split("\nfits with\n")
     assert "such as --also precision=bf16" in in_script and "method=lora" in in_script
+    assert "trains something else" in of_file
 
 
 @pytest.mark.parametrize(
