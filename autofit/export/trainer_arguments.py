@@ -36,12 +36,12 @@ WITHOUT: Mapping[tuple[str, Value], str] = {
 }
 """What trainers do that have no setting for an axis's value: it takes more memory."""
 
-_TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def compute_dtype(config: Config) -> str:
     """Torch's name for the dtype of matrix products and of frozen weights."""
-    return _TORCH_NAMES[product_format(config)]
+    return TORCH_NAMES[product_format(config)]
 
 
 def trained_dtype(task: Task) -> str:

@@ -3,7 +3,6 @@ they do."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from autofit.core.errors import UsageError
@@ -90,9 +89,9 @@ def _method(keys: Keys) -> tuple[str, dict[str, object]]:
         if is_four_bit or keys.flag("load_in_8bit"):
             raise UsageError("load_in_4bit and load_in_8bit need an adapter: quantised weights cannot be trained")
         return "full", {}
-    if difflib.get_close_matches(kind, ADAPTERS, cutoff=args.MISSPELT):
+    if not any(kind in plugin or not _is_known(plugin) for plugin in keys.names("plugins")):
         keys.one_of("adapter", dict.fromkeys(ADAPTERS), kind)
-    else:
+    if kind not in ADAPTERS:
         keys.count_not(f"adapter: {kind}", "unknown", "an adapter of another kind; LoRA stands for it")
     if kind == "qlora" and not is_four_bit:
         raise UsageError("adapter: qlora needs load_in_4bit: true, as axolotl itself says")
@@ -167,10 +166,14 @@ def _attention(keys: Keys) -> str | None:
     return keys.text("attn_implementation") or (old[0] if old else None)
 
 
+def _is_known(plugin: str) -> bool:
+    return any(name in plugin for name in _PLUGINS)
+
+
 def _loss(keys: Keys) -> str:
     plugins = " ".join(keys.names("plugins"))
     for name in keys.names("plugins"):
-        if not any(plugin in name for plugin in _PLUGINS):
+        if not _is_known(name):
             keys.count_not(f"plugins: {name}", "unknown", "a plugin that autofit does not know")
     if "liger" in plugins and keys.flag("liger_fused_linear_cross_entropy"):
         return "fused"

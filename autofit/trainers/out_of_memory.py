@@ -9,7 +9,7 @@ from typing import Any
 
 from autofit.core.document import Document
 from autofit.core.errors import UsageError
-from autofit.core.units import GIB, format_bytes, parse_bytes
+from autofit.core.units import GIB, MIB, format_bytes, parse_bytes
 
 _SIZE = r"(\d+(?:\.\d+)?\s*(?:[KMGT]iB|bytes))"
 _PARTS = {
@@ -45,6 +45,8 @@ _OUTSIDE_OF_STEPS = ("loading", "evaluation", "saving")
 _STEP = re.compile(r"in training_step\b")
 MUCH = 0.02
 """Share of the card that is worth a word where it is reserved and unused: less is what any training leaves."""
+MUCH_BYTES = 512 * MIB
+"""Least that is worth a word on any card; what is known of a process to within less is taken to be exact."""
 MOST_CONTEXT_BYTES = 1 * GIB
 """Most that a CUDA context and the libraries' workspaces take outside of torch's allocator."""
 
@@ -73,6 +75,8 @@ class ReportedOutOfMemory(Document):
     """Whether it is the host's memory that ran out."""
     killed: bool = False
     """Whether all that is known is that the process was killed."""
+    lacking_bytes: int = 0
+    """By how much the run exceeds the card, by its file: fragmentation explains no more than was unused; 0 without."""
 
     @property
     def needed_bytes(self) -> int | None:
@@ -92,14 +96,19 @@ class ReportedOutOfMemory(Document):
     @property
     def elsewhere_bytes(self) -> int:
         """What other processes hold of the card; 0 where that is not sure."""
-        if self.others:
-            return sum(self.others.values())
         if None in (self.capacity_bytes, self.free_bytes, self.allocated_bytes, self.unallocated_bytes):
-            return 0
-        reserved_bytes = self.allocated_bytes + self.unallocated_bytes  # type: ignore[operator]
-        training_bytes = reserved_bytes + MOST_CONTEXT_BYTES if self.process_bytes is None else self.process_bytes
+            return self._named_bytes
+        training_bytes, least = self.process_bytes, MUCH_BYTES
+        if training_bytes is None:
+            reserved_bytes = self.allocated_bytes + self.unallocated_bytes  # type: ignore[operator]
+            training_bytes, least = reserved_bytes + MOST_CONTEXT_BYTES, MOST_CONTEXT_BYTES
         other_bytes = self.capacity_bytes - self.free_bytes - training_bytes  # type: ignore[operator]
-        return other_bytes if other_bytes > MOST_CONTEXT_BYTES else 0
+        return other_bytes if other_bytes - self._named_bytes > least else self._named_bytes
+
+    @property
+    def _named_bytes(self) -> int:
+        """What the other processes that the text names hold: a desktop is none of them."""
+        return sum(self.others.values())
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -108,13 +117,15 @@ class ReportedOutOfMemory(Document):
             f"Process {pid} holds {format_bytes(size)} of the card beside this training (nvidia-smi shows it)."
             for pid, size in self.others.items()
         ]
-        if self.elsewhere_bytes and not self.others:
+        if unnamed_bytes := self.elsewhere_bytes - self._named_bytes:
+            known = "these processes" if self.others else "this training"
             sentences.append(
-                f"About {format_bytes(self.elsewhere_bytes)} of the card is in use outside of this training: look for "
-                "another process (nvidia-smi)."
+                f"About {format_bytes(unnamed_bytes)} of the card is in use outside of {known}: look for another "
+                "process (nvidia-smi)."
             )
         request, spare = self.requested_bytes, self.unallocated_bytes
-        if request is not None and spare is not None and spare >= max(request, MUCH * (self.capacity_bytes or 0)):
+        enough = max(request or 0, MUCH_BYTES, MUCH * (self.capacity_bytes or 0), self.lacking_bytes)
+        if request is not None and spare is not None and spare >= enough:
             sentences.append(
                 f"{format_bytes(spare)} was reserved and unused, and {format_bytes(request)} was asked for: memory is "
                 "fragmented. Set PYTORCH_ALLOC_CONF=expandable_segments:True (PYTORCH_CUDA_ALLOC_CONF for older torch)."

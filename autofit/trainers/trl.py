@@ -42,6 +42,9 @@ def read(keys: Keys, where: Where, *, chunks_loss: bool = True) -> Run:
         if liger["loss"] == "fused":
             keys.assume("trl has a chunked loss of its own in place of Liger's")
         liger["loss"] = "chunked"
+    elif method != "full" or sharded.axes.get("sharding") == "ddp":
+        effect = "unknown" if method == "qlora" else "more"
+        keys.count_not("trl before 1.7", effect, "its formats of adapters, gradients of inputs or buckets of DDP")
     size, accumulation = args.batch(keys)
     seq_len = _seq_len(keys)
     attention = args.attention(keys, "attn_implementation", keys.text("attn_implementation"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
 from autofit.cli.text.phrases import total_text
 from autofit.cli.text.predicted import advice_rows, change_text, memory_text, verdict_text
+from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -81,10 +82,11 @@ def diagnosis_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
     parts.append(columns([("at the peak", PHASES[estimate.peak_phase]), *rows]))
     if not_covered := _not_covered(diagnosis, verbose=verbose):
         parts.append(columns(not_covered))
-    parts.append(columns(_changes(diagnosis)))
     if diagnosis.in_script:
-        say_so = ("", "once your script does so, --also says it, such as --also precision=bf16")
+        first = Config.of(next(iter(diagnosis.in_script.values())).values)
+        say_so = ("", f"once your script does so, say it, such as --also {first}")
         parts.append(columns([*_change_rows("fits with, in your script", diagnosis.in_script), say_so]))
+    parts.append(columns(_changes(diagnosis)))
     parts += [_edit_text(remedy) for remedy in (diagnosis.remedies if verbose else diagnosis.remedies[:1])]
     if len(diagnosis.remedies) > 1 and not verbose:
         every = "both" if len(diagnosis.remedies) == 2 else "all three"
@@ -141,14 +143,14 @@ def _not_covered(diagnosis: Diagnosis, *, verbose: bool) -> list[tuple[str, str]
     return rows
 
 
-def _change_rows(heading: str, changes: Sequence[Change]) -> list[tuple[str, str]]:
-    """The changes under a heading, and how far their speeds may be off: those of some axes by more."""
-    errors = [change.estimate.relative_error or 0.0 for change in changes]
+def _change_rows(heading: str, changes: Mapping[str, Change]) -> list[tuple[str, str]]:
+    """The changes by name, under a heading, and how far their speeds may be off: those of some axes by more."""
+    errors = [change.estimate.relative_error or 0.0 for change in changes.values()]
     least = min(errors)
     rows = [(heading, "")]
-    for change, error in zip(changes, errors, strict=True):
+    for (name, change), error in zip(changes.items(), errors, strict=True):
         doubt = f", give or take {error:.0%}" if error > least else ""
-        rows.append((f"  {', '.join(change.roles)}", f"{change_text(change)}{doubt}"))
+        rows.append((f"  {name}", f"{change_text(change)}{doubt}"))
     return [*rows, ("  speeds", f"give or take {least:.0%}")] if least else rows
 
 
@@ -157,7 +159,7 @@ def _changes(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     failed_but_fits = diagnosis.fits and diagnosis.failure is not None
     if diagnosis.remedies:
         heading = "to try" if failed_but_fits else "faster with" if diagnosis.fits else "fits with"
-        return _change_rows(heading, [remedy.change for remedy in diagnosis.remedies])
+        return _change_rows(heading, {", ".join(remedy.change.roles): remedy.change for remedy in diagnosis.remedies})
     if failed_but_fits:
         return [("to try", "what the error says: by its figures this file fits as it is")]
     if diagnosis.fits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from autofit.core.workload import Effect
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.saving import too_much
 from autofit.export.document import Task
-from autofit.export.trainer_arguments import SYNC_EACH_BATCH
+from autofit.export.trainer_arguments import SYNC_EACH_BATCH, TORCH_NAMES
 from autofit.operations.diagnosing.beyond import bytes_beyond, counted, notes_on_formats
 from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
 from autofit.operations.diagnosing.run_reader import RunReader
@@ -25,7 +25,7 @@ from autofit.prediction.calibration import why_not
 from autofit.prediction.estimation import Estimation, calibrated
 from autofit.prediction.helpful_changes import Expressible, changed, effect_of
 from autofit.techniques import complete
-from autofit.techniques.axes.precision import product_format
+from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.techniques.habits import trained_format
 from autofit.trainers.edits import REMOVED, Edits, KeyPath, applied, edits_for, spelled_option
@@ -39,8 +39,9 @@ ROOM = 0.08
 """Share left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
 is then judged as every other."""
 DOUBTFUL = 0.15
-"""Share of the prediction: an error that shows more beyond it may be another run's. A guess, above what emulated cards
-have shown predictions to be off by (12 %, benchmarks/README.md)."""
+"""Share of a prediction by which an error may contradict it: one that does by more may be another run's. A guess, above
+what emulated cards have shown predictions to be off by (12 %, benchmarks/README.md)."""
+DOUBT = ": is the error of this run?"
 OF_A_LOGIT = 12
 """Bytes: a logit and its gradient, both in 16 bits and in fp32 (`ForCausalLMLoss` of transformers widens them)."""
 
@@ -129,16 +130,18 @@ class Case(Expressible):
         estimate = self._advised(report)
         whole = self._counted(replace(estimate, advice=(), lightest=self._lightest(estimate)), self.run)
         remedies = self._remedies(estimate, whole.likely_fits, report)
-        on_adapters = () if whole.likely_fits or remedies else self._notes_on_adapters()
+        failure = self._request.failure
         trains_else = all(remedy.change.effect is Effect.TRAINING for remedy in remedies)
+        in_script = dict(self._in_script()) if trains_else and not whole.likely_fits else {}
+        on_adapters = () if whole.likely_fits or remedies or in_script else self._notes_on_adapters()
         return Diagnosis(
             run=self.run,
             options=self.options,
             estimate=whole,
             remedies=tuple(remedies),
-            in_script=tuple(self._in_script()) if trains_else and not whole.likely_fits else (),
+            in_script=in_script,
             notes=(*self._notes(estimate), *on_adapters, *_notes_on_versions(remedies)),
-            failure=self._request.failure,
+            failure=failure and replace(failure, lacking_bytes=max(0, -whole.headroom_bytes)),
         )
 
     def _remedies(self, estimate: Estimate, fits: bool, report: Callable[[int], None]) -> Sequence[Remedy]:
@@ -170,21 +173,25 @@ class Case(Expressible):
         """The remedies that begin with these edits; none without any."""
         return self._edited_by(edits, effect).diagnosed(report).remedies if edits else ()
 
-    def _in_script(self) -> Iterator[Change]:
-        """Changes that are likely to fit, of what the user's script decides where the file does not."""
+    def _in_script(self) -> Iterator[tuple[str, Change]]:
+        """Changes that are likely to fit, of what the user's script decides where the file does not, each after what
+        the script is to do."""
         before = self.run.config
         if self._edited or "method" in self._reader.trainer.table or before["method"] != "full":
             return
-        for words, values in IN_SCRIPT.items():
+        converts = has_own_mixed_precision(before)  # the weights, whatever they were loaded in
+        for script, values in IN_SCRIPT.items():
             config = changed(before, values)
-            if "precision" in values and has_own_mixed_precision(before):
-                continue  # which has fp32 copies of the weights, whatever they were loaded in
+            if "precision" in values and (converts or before["precision"] == "fp16-mixed"):
+                continue  # the copies that are trained stay in fp32; loss scaling refuses gradients in bf16
+            if values.get("method") == "lora" and is_mixed(config) and not converts:
+                script = f"dtype=torch.{TORCH_NAMES[product_format(config)]} and {script}"
             with suppress(UsageError):  # it cannot be estimated here
                 run = replace(self.run, config=config)
                 estimate = self._counted(self._estimation_of(self.options, config).estimate(), run)
                 if estimate.likely_fits and config != before:
                     effect = effect_of(before, config, self.estimation.job)
-                    yield Change(values=values, effect=effect, estimate=estimate, roles=(words,))
+                    yield script, Change(values=values, effect=effect, estimate=estimate)
 
     def _in_fp16(self, report: Callable[[int], None]) -> Diagnosis:
         """The diagnosis of the file edited to train in fp16, for a card that only emulates the bf16 it asks for."""
@@ -313,23 +320,25 @@ class Case(Expressible):
         if self.run.config["sharding"] == "ddp":
             yield "every GPU holds everything (DDP); if your launcher shards it, say so, such as --also sharding=zero3"
         if failure is not None:
-            yield from self._notes_on_failure(failure, logits, self._step_bytes(estimate))
-            yield from self._notes_on_earlier_phases(failure, estimate)
+            of_figures = self._notes_on_failure(failure, self._step_bytes(estimate))
+            yield from _asking_once((*of_figures, *self._notes_on_earlier_phases(failure, estimate)))
 
-    def _notes_on_failure(self, failure: ReportedOutOfMemory, logits: int, expected: int) -> Iterator[str]:
-        """What an error's figures say beside the number of `logits` and the bytes `expected` of a step."""
+    def _notes_on_failure(self, failure: ReportedOutOfMemory, expected: int) -> Iterator[str]:
+        """What an error's figures say beside the bytes `expected` of a step."""
         if failure.phase == "evaluation" and self.run.trainer != "axolotl":
             yield "if a compute_metrics keeps logits, eval_accumulation_steps moves them to the host as evaluation goes"
-        if failure.requested_bytes and failure.asks_for(logits):
-            yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are the logits: a fused loss has none"
+        if failure.requested_bytes and self._reader.shows_logits(self.run):
+            has_them = self.run.config["loss"] == "full"
+            advice = ": a fused loss has none" if has_them else f", which this run never has{DOUBT}"
+            yield f"what was asked for, {format_bytes(failure.requested_bytes)}, are all logits at once{advice}"
         if self._missed_bytes:
             needed, missed = format_bytes(expected + self._missed_bytes), format_bytes(self._missed_bytes)
-            ask = ": is the error of this run?" if self._missed_bytes > DOUBTFUL * expected else ""
+            ask = DOUBT if self._missed_bytes > DOUBTFUL * expected else ""
             yield f"the error shows {needed}, where this file should take {format_bytes(expected)}{ask}"
             yield f"those {missed} more are counted in every figure here, as temporaries"
         elif failure.allocated_bytes is not None and failure.allocated_bytes > (1 + DOUBTFUL) * expected:
             held = format_bytes(failure.allocated_bytes)
-            yield f"{held} were in use, where this file should take {format_bytes(expected)}: is the error of this run?"
+            yield f"{held} were in use, where this file should take {format_bytes(expected)}{DOUBT}"
 
     def _notes_on_earlier_phases(self, failure: ReportedOutOfMemory, estimate: Estimate) -> Iterator[str]:
         """Where the error came after a phase of the step that this file should not get through."""
@@ -342,10 +351,14 @@ class Case(Expressible):
             if (1 - DOUBTFUL) * least > self.estimation.memory_limit_bytes:
                 yield (
                     f"the error came in the {failure.phase} phase, but the {phase} phase before it should take "
-                    f"{format_bytes(least)}: is the error of this run?"
+                    f"{format_bytes(least)}{DOUBT}"
                 )
                 if self.run.config["checkpointing"] == "none":
-                    yield "if your script checkpoints activations, add --also checkpointing=full"
+                    key = "disable_gradient_checkpointing: false"
+                    key = key if self.run.trainer == "llamafactory" else "gradient_checkpointing: true"
+                    in_script = "if your script checkpoints activations, add --also checkpointing=full"
+                    in_file = f"this file checkpoints no activations: the run of the error may have had {key}"
+                    yield in_script if self.run.trainer == "transformers" else in_file
                 return
 
     def nearest_expressible(self, config: Config) -> Config | None:
@@ -392,6 +405,14 @@ class Case(Expressible):
             settings={".".join(path): None if value is REMOVED else value for path, value in edits.items()},
             diff=None if text is None else self._file.diff(text),
         )
+
+
+def _asking_once(notes: Iterable[str]) -> Iterator[str]:
+    """The notes, of which only the first that doubts the error asks whose it is."""
+    has_asked = False
+    for note in notes:
+        yield note.removesuffix(DOUBT) if has_asked else note
+        has_asked = has_asked or note.endswith(DOUBT)
 
 
 def _notes_on_versions(remedies: Sequence[Remedy]) -> Iterator[str]:

@@ -37,8 +37,9 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     if missing := [*_missing(user, trainer.read(file.values, where))]:
         raise UsageError("; ".join(missing))
     reader = RunReader(trainer=trainer, request=user, where=where)
-    if _shows_all_logits(reader, file):
-        reader = replace(reader, trainer=without_chunked_loss(trainer))
+    older = replace(reader, trainer=without_chunked_loss(trainer))
+    if trainer.name == "trl" and _shows_older(reader.read(file.values), older.read(file.values), reader):
+        reader = older
         notes += (
             "the error asks for all logits at once, so trl is older than 1.7, which computes the loss in chunks: "
             "upgrade it, or set use_liger_kernel: true",
@@ -47,11 +48,9 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     return replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
-def _shows_all_logits(reader: RunReader, file: SourceFile) -> bool:
-    """Whether a step of trl has failed for logits that its newer versions never have at once."""
-    failure, run = reader.request.failure, reader.read(file.values)
-    chunks = run.trainer == "trl" and run.config["loss"] == "chunked"
-    return chunks and failure is not None and failure.in_step and failure.asks_for(reader.logits(run))
+def _shows_older(run: Run, by_older: Run, reader: RunReader) -> bool:
+    """Whether a step has failed for logits that newer versions of trl never have at once, and older ones have."""
+    return (run.config["loss"], by_older.config["loss"]) == ("chunked", "full") and reader.shows_logits(run)
 
 
 def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:

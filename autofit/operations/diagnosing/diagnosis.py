@@ -35,9 +35,9 @@ class Diagnosis:
     estimate: Estimate
     """Of the file as it is (but see `emulated`). Its own advice is in `remedies`."""
     remedies: tuple[Remedy, ...]
-    in_script: tuple[Change, ...] = ()
-    """What fits, of what the user's script decides and the file does not; its `roles` say what the script does. Looked
-    at where the file can say nothing that trains the same."""
+    in_script: Mapping[str, Change] = field(default_factory=dict, hash=False)
+    """What the user's script may do -> what fits then. Looked at where the file can say nothing that trains the
+    same."""
     notes: tuple[str, ...] = ()
     """How the card was found, and what else explains the answer; one sentence each."""
     failure: ReportedOutOfMemory | None = None
@@ -60,7 +60,7 @@ class Diagnosis:
             "devices": self.options.devices,
             "estimate": replace(self.estimate, advice=()).to_json(),
             "changes": [remedy.to_json() for remedy in self.remedies],
-            "in_script": [change.to_json() for change in self.in_script],
+            "in_script": [_scripted(script, change) for script, change in self.in_script.items()],
             "assumed": list(run.assumed),
             "not_counted": [part.to_json() for part in run.not_counted],
             "unknown_keys": [key.to_json() for key in run.unknown],
@@ -68,6 +68,10 @@ class Diagnosis:
             "emulated": self.emulated,
             "traceback": None if self.failure is None else self.failure.to_json(),
         }
+
+
+def _scripted(script: str, change: Change) -> dict[str, Any]:
+    return {"script": script, **{key: value for key, value in change.to_json().items() if key != "roles"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -308,6 +308,13 @@ def test_what_the_error_shows_beyond_the_prediction_is_counted(config: Path) -> 
     assert all(remedy.change.estimate.breakdown["temporaries"] >= missed for remedy in result.remedies)
 
 
+@pytest.mark.parametrize(("limit", "fragmented"), [("14GiB", True), ("8GiB", False)])
+def test_fragmentation_explains_no_error_of_a_file_that_lacks_more(config: Path, limit: str, fragmented: bool) -> None:
+    error = ERROR.replace("400.00 MiB", "3.50 GiB").replace("12.00 GiB", "10.00 GiB")
+    result = without_advice(config, model="smollm2-135m", memory_limit=limit, traceback=error)
+    assert ("memory is fragmented" in diagnosis_text(result)) is fragmented
+
+
 TRL_SMALL = """\
 model_name_or_path: HuggingFaceTB/SmolLM2-135M
 max_length: 512
@@ -372,7 +379,35 @@ def test_an_error_after_a_phase_that_the_file_should_not_get_through_is_doubted(
     asked: dict[str, Any] = {"model": "smollm2-135m", "memory_limit": "6GiB" if doubts else "23GiB"}
     notes = without_advice(config, traceback=OF_BACKWARD.replace("12.00 GiB", "2.00 GiB"), **asked).notes
     assert any("the forward phase before it should take" in note for note in notes) is doubts
-    assert any("--also checkpointing=full" in note for note in notes) is doubts
+    assert any("may have had gradient_checkpointing: true" in note for note in notes) is doubts
+    assert sum("is the error of this run?" in note for note in notes) is int(doubts)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "args.json",
+            '{"output_dir": "out", "per_device_train_batch_size": 64}',
+            "if your script checkpoints activations, add --also checkpointing=full",
+        ),
+        (
+            "sft.yaml",
+            "model_name_or_path: x\nstage: sft\nfinetuning_type: full\nper_device_train_batch_size: 64\n"
+            "disable_gradient_checkpointing: true\n",
+            "the run of the error may have had disable_gradient_checkpointing: false",
+        ),
+    ],
+)
+def test_checkpointing_that_would_explain_an_error_is_named_as_the_trainer_does(
+    tmp_path: Path, name: str, text: str, words: str
+) -> None:
+    """And of several figures that do not go together with the file, only one asks whose the error is."""
+    (tmp_path / name).write_text(text)
+    asked: dict[str, Any] = {"model": "smollm2-135m", "seq_len": 512, "memory_limit": "6GiB"}
+    notes = " ".join(without_advice(tmp_path / name, traceback=OF_BACKWARD.replace("12.", "92."), **asked).notes)
+    assert words in notes and "the forward phase before it should take" in notes and "the error shows 95.00" in notes
+    assert notes.count("is the error of this run?") == 1
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
@@ -507,7 +542,7 @@ def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
 def test_logits_are_recognised_by_their_size(config: Path) -> None:
     logits = 8 * 512 * 49152 * 4 / GIB
     result = without_advice(config, model="smollm2-135m", traceback=ERROR.replace("3.00 GiB", f"{logits:.2f} GiB"))
-    assert any("are the logits" in note for note in result.notes)
+    assert any("are all logits at once: a fused loss has none" in note for note in result.notes)
 
 
 def test_logits_that_newer_trl_has_not_show_an_older_one(tmp_path: Path) -> None:
@@ -518,6 +553,7 @@ def test_logits_that_newer_trl_has_not_show_an_older_one(tmp_path: Path) -> None
     error = ERROR.replace("3.00 GiB", f"{logits}.00 MiB").replace("12.00 GiB", "900.00 MiB")
     result = without_advice(path, model="smollm2-135m", traceback=error, memory_limit="1500MiB")
     assert result.run.config["loss"] == "full" and "trl is older than 1.7" in " ".join(result.notes)
+    assert ("trl before 1.7", "more") in [(part.key, part.effect) for part in result.run.not_counted]
     assert not any("trl is taken to be" in note or "more are counted" in note for note in result.notes)
     case = Case(SourceFile.read(path), replace(reader_of("trl", path), trainer=without_chunked_loss(READERS["trl"])))
     fused = case.run.config.replace(loss="fused")
@@ -525,6 +561,35 @@ def test_logits_that_newer_trl_has_not_show_an_older_one(tmp_path: Path) -> None
     assert case._edits[fused]["use_liger_kernel",] is True
     other = without_advice(path, model="smollm2-135m", traceback=ERROR)
     assert other.run.config["loss"] == "chunked" and not any("older than 1.7" in note for note in other.notes)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width", "frame", "shows"),
+    [
+        (512, 4, 'File "/x/torch/nn.py", line 1, in forward', True),
+        (512, 4, 'File "/x/torch/optim/adamw.py", line 1, in _init_group', False),
+        (576, 4, 'File "/x/torch/nn.py", line 1, in forward', False),  # the embedding has as many numbers
+        (1152, 2, 'File "/x/torch/nn.py", line 1, in forward', False),  # and as many bytes, in fp32
+    ],
+)
+def test_only_a_forward_pass_shows_logits_and_only_where_nothing_else_has_their_size(
+    tmp_path: Path, tokens: int, width: int, frame: str, shows: bool
+) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL_SMALL.replace("512", str(tokens)))
+    requested = f"{tokens * 49152 * width // MIB}.00 MiB"
+    error = f"  {frame}\n{ERROR}".replace("3.00 GiB", requested).replace("12.00 GiB", "900.00 MiB")
+    notes = " ".join(without_advice(path, model="smollm2-135m", traceback=error).notes)
+    assert ("older than 1.7" in notes, "are all logits at once" in notes) == (shows, shows)
+
+
+def test_all_logits_at_once_do_not_show_an_older_trl_whose_loss_has_none_either(tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    path.write_text(TRL_SMALL.replace("batch_size: 1", "batch_size: 4") + "use_liger_kernel: true\n")
+    error = ERROR.replace("3.00 GiB", f"{4 * 512 * 49152 * 4 // MIB}.00 MiB")
+    notes = " ".join(without_advice(path, model="smollm2-135m", traceback=error).notes)
+    assert "older than 1.7" not in notes and "are all logits at once, which this run never has" in notes
+    assert notes.count("is the error of this run?") == 1 and "more are counted" in notes
 
 
 def test_the_smallest_change_is_the_one_of_the_fewest_keys(tmp_path: Path) -> None:
@@ -563,10 +628,33 @@ def test_what_the_script_decides_is_said_where_the_file_can_only_train_something
     needs = estimated(path, **asked).device_bytes
     result = diagnosed(path, memory_limit=f"{needs * 4 // 5} B", **asked)
     assert not result.fits and all(remedy.change.effect is Effect.TRAINING for remedy in result.remedies)
-    assert {"dtype=torch.bfloat16", "LoRA"} <= {role for change in result.in_script for role in change.roles}
-    assert all(change.estimate.likely_fits for change in result.in_script)
-    in_script = diagnosis_text(result).partition("fits with, in your script")[2]
-    assert "precision=bf16" in in_script and "method=lora" in in_script
+    assert {"dtype=torch.bfloat16", "LoRA"} <= result.in_script.keys()
+    assert all(change.estimate.likely_fits for change in result.in_script.values())
+    documents = result.to_json()["in_script"]
+    assert [change["script"] for change in documents] == list(result.in_script)
+    assert documents[0].keys() == {"script", "change", "effect", "estimate"}
+    in_script, of_file = diagnosis_text(result).partition("fits with, in your script")[2].split("\nfits with\n")
+    assert "such as --also precision=bf16" in in_script and "method=lora" in in_script
+    assert "trains something else" in of_file
+
+
+@pytest.mark.parametrize(
+    ("key", "scripts", "also"),
+    [
+        ("bf16", ["dtype=torch.bfloat16", "dtype=torch.bfloat16 and LoRA", "QLoRA"], "precision=bf16"),
+        ("fp16", ["dtype=torch.float16 and LoRA", "QLoRA"], "method=lora"),
+    ],
+)
+def test_adapters_under_mixed_precision_are_those_of_weights_that_the_script_loads_in_16_bits(
+    tmp_path: Path, key: str, scripts: list[str], also: str
+) -> None:
+    """Beside loss scaling, nothing is trained in bf16."""
+    path = tmp_path / "args.json"
+    path.write_text(f'{{"output_dir": "out", "per_device_train_batch_size": 1, "{key}": true}}')
+    result = without_advice(path, model="smollm2-135m", seq_len=128, memory_limit="2200MiB")
+    assert not result.fits and list(result.in_script) == scripts
+    assert f"such as --also {also}" in diagnosis_text(result)
+    assert not any("--also method=lora" in note for note in result.notes)
 
 
 def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

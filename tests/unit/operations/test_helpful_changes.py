@@ -168,6 +168,8 @@ def test_two_exact_changes_come_before_one_that_only_may_fit_or_rounds_otherwise
     changes = advice(HEAVY, limit)
     assert {change.effect for change in changes.values()} == {Effect.EXACT}
     assert {len(changes[role].values) for role in ("smallest", "fastest")} == {2}
+    assert len(changes["safest"].values) <= 3, "one value beside the lightest step"
+    assert changes["safest"].estimate.headroom_bytes >= max(e.headroom_bytes for e in fitting(double, limit))
     change = changes["fastest"]
     assert change.estimate.tokens_per_second == fastest(fitting(double, limit))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autofit.catalog.hardware import cards_of_size
@@ -66,6 +68,14 @@ def test_another_process_is_named_with_what_it_holds() -> None:
     assert result.findings[0].startswith("Process 4242 holds 8.10 GiB of the card")
 
 
+def test_a_desktop_that_is_no_process_of_torchs_is_in_use_beside_those_that_are_named() -> None:
+    text = SHARED.replace("8.10 GiB", "300.00 MiB")
+    result = read_traceback(text)
+    assert result.elsewhere_bytes == pytest.approx((23.64 - 1.02 - 14.5) * GIB, abs=1)
+    named, unnamed = result.findings
+    assert "Process 4242 holds 300 MiB" in named and "7.83 GiB of the card is in use outside of these" in unnamed
+
+
 @pytest.mark.parametrize(("process", "elsewhere"), [("17.60 GiB", 0.0), ("14.50 GiB", 3.1)])
 def test_what_the_process_holds_beside_its_tensors_is_no_other_process(process: str, elsewhere: float) -> None:
     """NCCL's buffers and the context may take several GiB."""
@@ -92,7 +102,14 @@ def test_little_that_is_unused_is_no_fragmentation() -> None:
     """A training that lacks 70 GiB is not saved by 1 GiB, though a small tensor would have had room in it."""
     text = FRAGMENTED.replace("3.91 GiB", "112.00 MiB").replace("23.64", "79.25").replace("16.10", "77.61")
     assert read_traceback(text.replace("5.90", "1.06")).findings == ()
-    assert "fragmented" in read_traceback(text.replace("5.90", "4.00")).findings[0]
+    fragmented = read_traceback(text.replace("5.90", "4.00"))
+    assert "fragmented" in fragmented.findings[0]
+    assert replace(fragmented, lacking_bytes=5 * GIB).findings == ()
+    without_capacity = (
+        "CUDA out of memory. Tried to allocate 2.00 MiB. Of the allocated memory 4.00 GiB is allocated by PyTorch, and "
+        "12.00 MiB is reserved by PyTorch but unallocated."
+    )
+    assert read_traceback(without_capacity).findings == ()
 
 
 def test_a_text_that_ends_at_the_call_of_a_backward_pass_failed_there() -> None:

@@ -256,6 +256,12 @@ def test_bf16_is_what_the_card_has() -> None:
     assert read({**AXOLOTL, "bf16": True}, bf16=False).config["precision"] == "bf16"
 
 
+@pytest.mark.parametrize("plugin", ["axolotl.integrations.mora.MoraPlugin", "mine.AdapterPlugin"])
+def test_adapters_of_a_plugin_are_taken_for_lora(plugin: str) -> None:
+    run = read({**AXOLOTL, "adapter": "mora", "plugins": [plugin]})
+    assert run.config["method"] == "lora" and run.not_counted[0].key == "adapter: mora"
+
+
 def test_adapters_that_trl_is_not_told_to_make_are_said() -> None:
     idle = read({**TRL, "lora_r": 16})
     assert idle.config["method"] == "full" and idle.adapters == ("use_peft", True) and "use_peft" in idle.notes[0]
@@ -404,6 +410,8 @@ def test_an_unknown_key_is_named_with_the_nearest() -> None:
         ({**AXOLOTL, "optimizer": "adamw_8bits"}, "optimizer is 'adamw_8bits': autofit knows adamw_8bit"),
         ({**AXOLOTL, "adapter": "qlora"}, "adapter: qlora needs load_in_4bit: true"),
         ({**AXOLOTL, "adapter": "qlorra", "load_in_4bit": True}, "adapter is 'qlorra': autofit knows qlora"),
+        ({**AXOLOTL, "adapter": "lroa"}, "adapter is 'lroa': autofit knows lora"),
+        ({**AXOLOTL, "adapter": "LoRA", "plugins": ["x.liger.LigerPlugin"]}, "adapter is 'LoRA': autofit knows lora"),
         ({**AXOLOTL, "load_in_4bit": True}, "quantised weights cannot be trained"),
         ({**AXOLOTL, "attn_implementation": "flash"}, "attn_implementation is 'flash': autofit knows"),
         ({**AXOLOTL, "lora_target_modules": {"q": 1}, "adapter": "lora"}, "it must be a list of names"),
