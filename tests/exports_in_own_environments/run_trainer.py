@@ -24,12 +24,6 @@ import transformers
 from live_bytes import LiveBytes
 from transformers import training_args
 
-ARGUMENTS = (
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "max_grad_norm"),
-    *("bf16", "fp16", "torch_compile", "group_by_length", "train_sampling_strategy"),
-)
-"""Of TrainingArguments, those that are noted where the trainer's transformers has them."""
-
 
 def main() -> None:
     """Each file in a process of its own, forked from one that has imported the trainer."""
@@ -109,10 +103,9 @@ def watched(train: Callable[..., Any], folder: Path) -> Callable[..., Any]:
             "losses": [float(entry["loss"]) for entry in history],
             "gradient_norms": [float(entry["grad_norm"]) for entry in history],
             "peak_bytes": counter.peak,
-            "optimizer": type(optimizer).__name__,
-            "weight_decay": sorted({group["weight_decay"] for group in optimizer.param_groups}),
+            "optimizer": name_of(optimizer),
+            "weight_decay": max(group["weight_decay"] for group in optimizer.param_groups),
             "attention": self.model.config._attn_implementation,
-            "arguments": {name: getattr(self.args, name) for name in ARGUMENTS if hasattr(self.args, name)},
         }
         (folder / "did.json").write_text(json.dumps(did))
         return result
@@ -126,6 +119,12 @@ def described(model: torch.nn.Module) -> dict[str, list[Any]]:
         name: ["4 bits", p.nbytes] if hasattr(p, "quant_state") else [list(p.shape), str(p.dtype), p.requires_grad]
         for name, p in model.named_parameters()
     }
+
+
+def name_of(optimizer: torch.optim.Optimizer) -> str:
+    """With its library. bitsandbytes has two names for one in 8 bits: AdamW8bit, or AdamW that was asked for 8 bits."""
+    kind = type(optimizer)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__.removesuffix('8bit')}"
 
 
 def give(model: torch.nn.Module, weights: dict[str, torch.nn.Parameter]) -> None:

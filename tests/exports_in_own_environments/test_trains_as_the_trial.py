@@ -16,14 +16,14 @@ from datasets import Dataset, DatasetDict
 from export_samples import make_recommendation
 from live_bytes import LiveBytes
 from own_environments import built
-from run_trainer import described
+from run_trainer import described, name_of
 from tiny_sft import save
 from transformers import AutoModelForCausalLM
 
 from autofit.catalog.models import architecture
 from autofit.core.lattice import Config, Value
 from autofit.export import export
-from autofit.techniques.axes.optimizer import LEARNING_RATE
+from autofit.techniques.axes.optimizer import LEARNING_RATE, weight_decay
 from autofit.techniques.technique import IGNORE_INDEX
 from autofit.training.step import TrainingStep
 
@@ -133,6 +133,9 @@ def test_the_trainer_trains_as_the_trial(case: str, ran: tuple[str, Path]) -> No
             losses.append(float(step.run(tokens)))
             norms.append(float(step.gradient_norm))
     assert did["parameters"] == described(model)
+    assert did["optimizer"] == name_of(step.engine.optimizer)
+    assert did["weight_decay"] == weight_decay(config["optimizer"])
+    assert did["attention"] == model.config._attn_implementation
     assert did["batches"] == [[config["micro_batch"], SEQ_LEN]] * (STEPS * GLOBAL_BATCH // config.number("micro_batch"))
     noise = 1e-5 if config["precision"] == "fp32" else 2e-3
     assert did["losses"] == pytest.approx(losses, rel=noise)
