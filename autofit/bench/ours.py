@@ -22,8 +22,9 @@ from autofit.prediction.predictions import ReadyMade
 from autofit.search.loop import SearchLoop
 from autofit.store.trial_log import TrialLog
 from autofit.techniques import AXES, Job, holds
+from autofit.techniques.axes.sharding import micro_steps_run
 from autofit.trial.attempt import Attempt
-from autofit.trial.measure.pace import ONCE_SECONDS, Pace, TooSlow, micro_steps_run, warm_ups
+from autofit.trial.measure.pace import ONCE_SECONDS, Pace, TooSlow, warm_ups
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed, Pool
 

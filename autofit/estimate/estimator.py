@@ -40,6 +40,7 @@ from autofit.techniques.axes.batching import micro_batches, packs, separates_seq
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import in_tf32, is_mixed, product_format
+from autofit.techniques.axes.sharding import micro_steps_run
 from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.habits import is_under_autocast
 from autofit.techniques.job import ranks_per_host
@@ -55,6 +56,9 @@ SELECTIVE_ON_PROCESSOR = 0.8
 With the others, too, recorded tables are ranked worse."""
 HOST_ALIGNMENT = 64
 """Bytes to which PyTorch aligns host memory (c10/core/alignment.h)."""
+
+INDEX_BYTES = 8
+"""Of a token or a label (torch.long)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,13 +320,16 @@ class Estimator:
         self, config: Config, sharding_library: Library | None, loss: MemoryTrace, updates: Updates | None
     ) -> tuple[Timeline, ...]:
         """As `Traced.timelines`."""
-        micro_batch = config.number("micro_batch")
-        accumulates = self.job.workload.batch_per_device > micro_batch
+        micro_batch, workload = config.number("micro_batch"), self.job.workload
+        accumulates = workload.batch_per_device > micro_batch
+        micro_steps = micro_steps_run(workload.batch_per_device // micro_batch, config)
+        of_tokens = INDEX_BYTES * micro_batch * workload.seq_len
         lines = [
             timeline(
                 self._traces.decoder(config, extreme, accumulates=accumulates).events.with_loss(loss),
                 updates,
                 self._traces.evaluation(config, sharding_library),
+                batch=[micro_steps * of_tokens, *micro_steps * [of_tokens]],
                 micro_batch=micro_batch,
                 rank=int(config.get("rank") or 1),
                 accumulates=accumulates,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +10,9 @@ from numpy.typing import NDArray
 
 from autofit.core.outcome import ALL_PHASES, PHASES
 from autofit.estimate.kernels import column_sums
-from autofit.estimate.memory.events import Evaluation, Events, Integers, MicroSteps, Updates
+from autofit.estimate.memory.events import Evaluation, Events, Integers, MicroSteps, Storages, Updates
 from autofit.estimate.memory.memory_trace import Category
-from autofit.estimate.memory.symbolic_sizes import joined
+from autofit.estimate.memory.symbolic_sizes import SymbolicSizes, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ def timeline(
     updates: Updates | None,
     evaluation: Evaluation | None = None,
     *,
+    batch: Sequence[int],
     micro_batch: int,
     rank: int,
     accumulates: bool,
@@ -98,14 +100,25 @@ def timeline(
     """Two optimizer steps: one micro-step, or two if it `accumulates`, then the update, which frees the gradients.
     Without `updates` the backward pass has them, and both steps are given. After the second, the `evaluation`.
 
+    `batch` has the bytes of the tokens of all micro-batches, which stay, and of the labels of each, which a step makes.
     Every size is rounded up to a multiple of `rounding` bytes, as the device's allocator does. `blocks` are what a card
     runs at a time (`column_sums`).
     """
-    storages = joined([part.storages for part in (steps, updates, evaluation) if part is not None])
+    parts = [part.storages for part in (steps, updates) if part is not None]
+    tokens = sum(len(part.categories) for part in parts)
+    labels = np.arange(tokens + 1, tokens + len(batch))
+    parts += [_batch(batch), *([] if evaluation is None else [evaluation.storages])]
+    storages = joined(parts)
     sizes = _rounded(_with_sums(storages.sizes.at(micro_batch, rank), storages.summed_columns, blocks), rounding)
     lives = len(storages.categories)
-    first, second = _whole(steps) if updates is None else _updated(steps, updates, lives, accumulates)
-    of_steps = joined([steps.setup, first, second])
+    setup = joined([steps.setup, _allocated(np.array([tokens]))])
+    first, second = (
+        joined([_allocated(labels + step * lives), events, _freed(labels + step * lives)])
+        for step, events in enumerate(
+            _whole(steps) if updates is None else _updated(steps, updates, lives, accumulates)
+        )
+    )
+    of_steps = joined([setup, first, second])
     events = of_steps
     if evaluation is not None:
         begin = lives - len(evaluation.storages.categories)
@@ -118,8 +131,8 @@ def timeline(
         phases=events.phases,
         streams=storages.streams[which],
         of_products=storages.of_products[which],
-        setup=len(steps.setup.storages),
-        second=len(steps.setup.storages) + len(first.storages),
+        setup=len(setup.storages),
+        second=len(setup.storages) + len(first.storages),
         evaluation=len(of_steps.storages),
     )
 
@@ -165,8 +178,24 @@ def _rounded(sizes: NDArray[np.float64], multiple: int) -> Integers:
     return -(-np.ceil(sizes).astype(np.int64) // multiple) * multiple
 
 
+def _batch(sizes: Sequence[int]) -> Storages:
+    none = np.zeros(len(sizes), dtype=np.int64)
+    return Storages(
+        sizes=SymbolicSizes.constant(sizes),
+        categories=np.full(len(sizes), Category.ACTIVATIONS, dtype=np.int8),
+        streams=none.astype(np.int8),
+        of_products=none.astype(np.bool_),
+        summed_columns=none,
+    )
+
+
+def _allocated(storages: Integers) -> Events:
+    """What is there before a forward pass."""
+    return Events(storages, np.ones_like(storages), np.full_like(storages, PHASES.index("forward")))
+
+
 def _freed(storages: Integers) -> Events:
-    """What an update frees at its end: the gradients."""
+    """What goes at the end of a step: the gradients and the labels."""
     return Events(storages, -np.ones_like(storages), np.full_like(storages, PHASES.index("optimizer")))
 
 

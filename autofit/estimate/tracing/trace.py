@@ -138,10 +138,9 @@ def trace_evaluation(
     model = make_skeleton(plan, layers)  # peft cannot add adapters to fake weights
     with without_data():
         step = _fake_step(plan, model, recorder)
-        tokens = torch.empty((sequences, job.workload.seq_len), dtype=torch.long)
         with _recorded(step, config, job, recorder, compiled_as=config):
             recorder.move(EVALUATION, BEFORE)
-            step.evaluate(tokens)
+            step.evaluate(torch.empty((sequences, job.workload.seq_len), dtype=torch.long))
         recorder.close()
     return recorder.trace
 

@@ -13,7 +13,8 @@ from autofit.core.prediction import Prediction
 from autofit.planning.plan import Plan
 from autofit.search.acquisition.surrogate import SETUP, Array, LogLinear, Rows
 from autofit.search.budget import TIMING_SECONDS
-from autofit.trial.measure.pace import Mixed, micro_steps_run, running_seconds
+from autofit.techniques.axes.sharding import micro_steps_run
+from autofit.trial.measure.pace import Mixed, running_seconds
 
 
 class TrialCosts:

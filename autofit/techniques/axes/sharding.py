@@ -116,6 +116,13 @@ def needs_process_group(config: Config) -> bool:
     return config["sharding"] != "none" or config["offload"] != "none"
 
 
+def micro_steps_run(accumulation: int, config: Config) -> int:
+    """How many of a step's micro-steps a trial runs. Two show the true peak (the second runs with the first one's
+    gradients in memory) and the time of each further one; where ranks or a host share the work, the last one differs
+    from these, so there are three."""
+    return min(accumulation, 3 if needs_process_group(config) else 2)
+
+
 def gathers_weights(config: Config) -> bool:
     """Whether no device keeps the whole of the weights: they are sharded or offloaded, and come as they are needed."""
     return config.text("sharding").startswith(("fsdp", "zero3")) or config["offload"] in ("params", "nvme")

@@ -13,6 +13,7 @@ import torch
 from autofit.core.outcome import EVALUATION, Diverged, Fits, Measurement, Outcome, RankMeasurement
 from autofit.techniques import needs_process_group
 from autofit.techniques.axes.batching import micro_batches, rows_per_sequence
+from autofit.techniques.axes.sharding import micro_steps_run
 from autofit.training.build import build
 from autofit.training.distributed.ranks import Ranks, join
 from autofit.trial.limits.threads import threads_per_rank, use_threads
@@ -21,7 +22,7 @@ from autofit.trial.measure.divergence import divergence, other_gradient
 from autofit.trial.measure.figures import measured
 from autofit.trial.measure.leak import may_leak
 from autofit.trial.measure.meter import meter_for
-from autofit.trial.measure.pace import Mixed, Pace, is_brief, least_repeats, makes_kernels, micro_steps_run, warm_ups
+from autofit.trial.measure.pace import Mixed, Pace, is_brief, least_repeats, makes_kernels, warm_ups
 from autofit.trial.measure.recording import memory_snapshot, write_profile
 from autofit.trial.measure.repeats import MOST_REPEATS, is_settled
 from autofit.trial.measure.steps import Steps

@@ -10,7 +10,6 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import TimedOut
 from autofit.core.units import format_duration
 from autofit.core.workload import Workload
-from autofit.techniques import needs_process_group
 from autofit.techniques.axes.batching import micro_batches
 from autofit.techniques.axes.kernels import by_liger
 from autofit.trial.process.events import Event
@@ -36,13 +35,6 @@ has room for the rival would train four times as long."""
 def makes_kernels(config: Config) -> bool:
     """Whether the first step generates code, with inductor or Triton, which says nothing of later ones."""
     return config.get("compile") is True or config.get("loss") == "fused" or by_liger(config)
-
-
-def micro_steps_run(accumulation: int, config: Config) -> int:
-    """How many of a step's micro-steps a trial runs. Two show the true peak (the second runs with the first one's
-    gradients in memory) and the time of each further one; where ranks or a host share the work, the last one differs
-    from these, so there are three."""
-    return min(accumulation, 3 if needs_process_group(config) else 2)
 
 
 def warm_ups(step_seconds: float) -> int:

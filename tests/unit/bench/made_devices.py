@@ -19,7 +19,8 @@ from autofit.core.frontier import PRACTICAL, Point
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Trial
 from autofit.search.budget import TIMING_SECONDS
-from autofit.trial.measure.pace import least_repeats, micro_steps_run, warm_ups
+from autofit.techniques.axes.sharding import micro_steps_run
+from autofit.trial.measure.pace import least_repeats, warm_ups
 
 BUDGET_SECONDS = 600.0
 """The command's default."""
