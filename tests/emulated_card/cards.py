@@ -177,7 +177,7 @@ class Machine:
         return {
             "EMULATED_CARDS": f"/proc/{os.getpid()}/fd/{self.file}",
             "LD_LIBRARY_PATH": str(self._home / "lib"),
-            "PYTHONPATH": str(self._home / "site"),
+            "PYTHONPATH": os.pathsep.join([str(self._home / "site"), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
 
     def uuid(self, card: int) -> str:
