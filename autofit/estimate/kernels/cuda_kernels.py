@@ -55,14 +55,18 @@ def _flash_backward(args: tuple[Any, ...], sequences: int = 0) -> Held:
 
 
 def _efficient_backward(args: tuple[Any, ...]) -> Held:
-    """_efficient_attention_backward of attention_backward.cu: one fp32 per row, and a workspace of fp32 tiles of the
-    query's gradient, each with four words (workspace_elements_gq in mem_eff_attention/kernel_backward.h). Staging tiles
-    of heads wider than 128 are left out. Arguments: (grad_out, query, ...), tensors [batch, heads, tokens, width]."""
+    """_efficient_attention_backward of attention_backward.cu: one fp32 per row, in fp32 summed from a product
+    (kKernelComputesDelta), and a workspace of fp32 tiles of the query's gradient, each with four words
+    (workspace_elements_gq in mem_eff_attention/kernel_backward.h). Staging tiles of heads wider than 128 are left out.
+    Arguments: (grad_out, query, ...), tensors [batch, heads, tokens, width]."""
     query: torch.Tensor = args[1]
     batch, heads, tokens, width = query.shape
     tiles = -(-tokens // EFFICIENT_TILE) * -(-width // EFFICIENT_TILE)
     rows = batch * heads
-    return Held(beside=(rows * tokens * FP32_BYTES, rows * tiles * (EFFICIENT_TILE**2 + 4) * FP32_BYTES))
+    return Held(
+        passing=query.nbytes if query.element_size() == FP32_BYTES else 0,
+        beside=(rows * tokens * FP32_BYTES, rows * tiles * (EFFICIENT_TILE**2 + 4) * FP32_BYTES),
+    )
 
 
 def _four_bit_product(args: tuple[Any, ...]) -> Held:

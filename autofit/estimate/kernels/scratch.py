@@ -21,8 +21,10 @@ class Held(NamedTuple):
 
     before: tuple[int, ...] = ()
     """Blocks that it takes before its result; they are freed in this order."""
+    passing: int = 0
+    """One that it takes after that and frees before the others."""
     beside: tuple[int, ...] = ()
-    """Blocks that it takes after that; they are freed first, the latest of them before the others."""
+    """Blocks that it takes then; they are freed first, the latest of them before the others."""
     sums: tuple[int, int] | None = None
     """The values that it adds up, and in how many columns: what that takes depends on the device."""
 

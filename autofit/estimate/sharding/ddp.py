@@ -73,10 +73,18 @@ def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
 
 
 def end_of_operation(events: Sequence[Event], at: int) -> int:
-    """Where the backward of the operation ends that allocates a gradient at `at`: it then frees what is older. Until
-    then a bias's gradient is summed up beside that of its weight."""
+    """Where the backward of the operation ends that allocates a gradient at `at`: it then frees all that is older and
+    no longer needed. Until then a bias's gradient is summed up beside that of its weight."""
     younger = {event.storage for event in events[at:] if event.allocates}
-    return next((i + 1 for i in range(at + 1, len(events)) if events[i].storage not in younger), len(events))
+    older = next((i for i in range(at + 1, len(events)) if events[i].storage not in younger), len(events))
+    return next((i for i in range(older, len(events)) if events[i].allocates), len(events))
+
+
+def hook_of(events: Sequence[Event], at: int) -> int:
+    """Where the hook of the gradient runs that is allocated at `at`, at the end of its operation: before it is dropped,
+    if it is."""
+    end, dropped = end_of_operation(events, at), Event(events[at].storage, False)
+    return events.index(dropped, at, end) if dropped in events[at:end] else end
 
 
 def is_tied(edit: Edit, gradient: int) -> bool:

@@ -116,11 +116,12 @@ class Edit:
 
 
 def in_order(trace: MemoryTrace) -> list[Storage]:
-    """Every parameter, in the order of the model: what precedes the layers, the layers, what follows them."""
-    parameters = [s for s in trace.storages if s.trained is not None and s.allocated is None]
-    first = next((i for i, s in enumerate(parameters) if s.layer is not None), len(parameters))
-    layers = sorted((s for s in parameters if s.layer is not None), key=lambda s: s.layer or 0)
-    return [*parameters[:first], *layers, *(s for s in parameters[first:] if s.layer is None)]
+    """Every parameter, buffer and scale of the model in its order: what precedes the layers, the layers, what follows
+    them."""
+    loaded = [s for s in trace.storages if s.allocated is None and s.holds is None]
+    first = next((i for i, s in enumerate(loaded) if s.layer is not None), len(loaded))
+    layers = sorted((s for s in loaded if s.layer is not None), key=lambda s: s.layer or 0)
+    return [*loaded[:first], *layers, *(s for s in loaded[first:] if s.layer is None)]
 
 
 def alike(trace: MemoryTrace) -> MemoryTrace:

@@ -32,7 +32,7 @@ from autofit.estimate.memory.memory_trace import (
     Storage,
 )
 from autofit.estimate.memory.symbolic_sizes import RANK
-from autofit.estimate.sharding.ddp import end_of_operation, into_buckets, is_tied
+from autofit.estimate.sharding.ddp import end_of_operation, hook_of, into_buckets, is_tied
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
 from autofit.estimate.sharding.zero_amounts import ZeroAmounts
 
@@ -52,9 +52,10 @@ class Zero(ZeroAmounts):
 
     @property
     def extremes(self) -> Sequence[Zero]:
-        """In stage 1 the last rank allocates its partition early; the first still holds the other ranks' large
-        gradients when it allocates its own. With fp32 gradients of the whole model, all ranks are alike."""
-        differ = self.stage == 1 and self.updaters and not self._keeps_wide_gradients
+        """The last rank, whose parameters have their gradients first, allocates its partition early; in stage 1 the
+        first one still holds the other ranks' large gradients when it allocates its own. With fp32 gradients of the
+        whole model in stage 1, all ranks are alike."""
+        differ = self.updaters and (self.stage == 2 or (self.stage == 1 and not self._keeps_wide_gradients))
         return (self, replace(self, part=0)) if differ else (self,)
 
     @property
@@ -78,21 +79,14 @@ class Zero(ZeroAmounts):
         return edit.trace
 
     def _set_up(self, edit: Edit) -> None:
-        """Until the flat buffer is filled, trained parameters are there beside it (`flatten_on_accelerator`). They
-        leave a hole below it."""
+        """Trained parameters are there until their flat buffer is filled (`flatten_on_accelerator`). They leave holes
+        between the others."""
         place = Place(SETUP, BEFORE)
         indices = {id(storage): index for index, storage in enumerate(edit.trace.storages)}
-        copies: list[int] = []
-        loaded: list[Event] = []
-        flat: list[Event] = []
-        for parameter in in_order(edit.trace):
-            allocation = Event(indices[id(parameter)], True)
-            if parameter.trained:
-                copies += edit.allocate([parameter.bytes], place, events=loaded)
-                flat.append(allocation)
-            else:
-                loaded.append(allocation)
-        edit.trace.segments.insert(0, (place, [*loaded, *flat, *(Event(index, False) for index in copies)]))
+        events = [Event(indices[id(storage)], True) for storage in in_order(edit.trace)]
+        edit.allocate(edit.trained_sizes(), place, holds=Category.WEIGHTS, events=events)
+        edit.free(events, [indices[id(parameter)] for parameter in edit.trained()])
+        edit.trace.segments.insert(0, (place, events))
 
     @property
     def _stream(self) -> int:
@@ -110,7 +104,8 @@ class Zero(ZeroAmounts):
 
     def _bucket(self, edit: Edit, stage: str) -> Sequence[int]:
         """The reduction's buffers."""
-        return edit.allocate([self.buckets.reduce * self.width * (1 + self.buckets.overlaps)], Place(stage, AFTER))
+        place, buffers = Place(stage, AFTER), 1 + self.buckets.overlaps
+        return [index for _ in range(buffers) for index in edit.allocate([self._bucket_bytes], place)]
 
     def _partition(self, edit: Edit, trained: Sequence[int], stage: str) -> Sequence[int]:
         """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
@@ -161,9 +156,10 @@ class Zero(ZeroAmounts):
             partition: Sequence[int] = ()
             if self.updaters and (number == 1 or not self.mixed):
                 partition = self._partition(edit, trained, stage)
-            at_first(edit, stage, gradients, [Event(index, True) for index in bucket])
-            self._at_first_reduction(edit, stage, gradients, [Event(index, True) for index in partition])
+            own = self._gradients(edit, stage, self._parts(edit)[self.part])
             into_buckets(edit, stage, gradients - stay)
+            at_first(edit, stage, gradients, [Event(index, True) for index in bucket])
+            self._at_first_reduction(edit, stage, gradients, own, [Event(index, True) for index in partition])
             end = edit.after_stage(stage)
             edit.free(end, bucket)
             self.last_reduction(edit, stage, ends=stage == last)
@@ -177,11 +173,13 @@ class Zero(ZeroAmounts):
                 self._flattened(edit, stage, trained, sums)
         return edit, trained
 
-    def _at_first_reduction(self, edit: Edit, stage: str, gradients: Container[int], events: list[Event]) -> None:
-        """Insert `events` at the first reduction of a backward: when one of its `gradients` no longer fits in the
-        bucket with those before. Where they are added to those of the first micro-step, which has them in the same
-        order, it is known by the layer."""
-        held = 0
+    def _at_first_reduction(
+        self, edit: Edit, stage: str, gradients: Container[int], own: Container[int], events: list[Event]
+    ) -> None:
+        """Insert `events` at the first reduction in a backward of any of the rank's `own` gradients: when another of
+        all `gradients` no longer fits in the bucket with those before. Where they are added to those of the first
+        micro-step, which has them in the same order, it is known by the layer."""
+        held, is_own = 0, False
         for place, of_place in edit.trace.segments:
             for at, event in enumerate(of_place):
                 if event.allocates and event.storage in gradients:
@@ -189,13 +187,15 @@ class Zero(ZeroAmounts):
                         continue
                     size = self.bytes(edit.trace.storages[event.storage])
                     if held and held + size > self._bucket_bytes:
-                        if place.stage == stage:
-                            end = end_of_operation(of_place, at)
-                            of_place[end:end] = events
-                        else:
-                            edit.at_start(Place(stage, place.layer)).extend(events)
-                        return
-                    held += size
+                        if is_own:
+                            if place.stage == stage:
+                                hook = hook_of(of_place, at)
+                                of_place[hook:hook] = events
+                            else:
+                                edit.at_start(Place(stage, place.layer)).extend(events)
+                            return
+                        held = 0
+                    held, is_own = held + size, is_own or event.storage in own
         edit.after_stage(stage).extend(events)
 
     def _flattened(self, edit: Edit, stage: str, trained: Sequence[int], partition: Sequence[int]) -> None:
@@ -272,8 +272,8 @@ class Zero(ZeroAmounts):
         gradients = edit.all_gradients("backward-1")
         leave = {i for i in gradients if overlaps and self._fits_bucket(edit.trace.storages[i])}
         bucket = self._bucket(edit, last)
-        at_first(edit, "backward-1", gradients, [Event(index, True) for index in bucket])
         into_buckets(edit, last, leave)
+        at_first(edit, "backward-1", gradients, [Event(index, True) for index in bucket])
         partition: Sequence[int] = ()
         copied: set[int] = set()
         if self.updaters:
@@ -300,7 +300,7 @@ class Zero(ZeroAmounts):
         outside = {i for i, unit in own.items() if unit is ROOT or not self.buckets.overlaps} & large - late
         edit.free(begin, outside)
         if self.buckets.overlaps:
-            self._at_first_reduction(edit, last, own, begin)
+            self._at_first_reduction(edit, last, own, own, begin)
         else:
             edit.after_stage(last).extend(begin)
         _drop_as_next_comes(edit, last, large, own.keys() & large - late - outside)
@@ -352,10 +352,11 @@ def _separate_head(edit: Edit) -> None:
 
 
 def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:
-    """Insert `events` after the first allocation of any of `storages` in a stage."""
+    """Insert `events` in the hook of the first of the gradients `storages` in a stage."""
     for place, segment in edit.trace.segments:
         if place.stage == stage:
             for at, event in enumerate(segment):
                 if event.allocates and event.storage in storages:
-                    segment[at + 1 : at + 1] = events
+                    hook = hook_of(segment, at)
+                    segment[hook:hook] = events
                     return

@@ -153,6 +153,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for item in result:
                 if isinstance(item, torch.Tensor):
                     self._record(item)
+        if scratch.passing:
+            self._free(self._take(scratch.passing))
         temporaries = [self._take(size) for size in scratch.beside]
         if scratch.sums is not None:
             values, columns = scratch.sums
