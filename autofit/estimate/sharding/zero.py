@@ -130,12 +130,17 @@ class Zero(ZeroAmounts):
         return set(self._gradients(edit, stage, kept))
 
     def _gradients(self, edit: Edit, stage: str, parameters: Sequence[Storage]) -> dict[int, Unit]:
-        """The gradients of these parameters that a backward leaves behind, each with the unit that it belongs to."""
-        gradients = edit.gradients(stage)
+        """The gradients of these parameters that a backward leaves behind, each with the unit that it belongs to. Of
+        parameters of one size in a unit, the last has its gradient first."""
+        gradients, wanted = edit.gradients(stage), set(map(id, parameters))
         units: dict[int, Unit] = {}
-        for p in parameters:
-            candidates = [i for i in gradients[p.layer] if i not in units and edit.trace.storages[i].bytes == p.bytes]
-            units.update(dict.fromkeys(candidates[:1], p.layer))
+        for p in reversed(edit.trained()):
+            left = gradients[p.layer]
+            index = next((i for i in left if edit.trace.storages[i].bytes == p.bytes), None)
+            if index is not None:
+                left.remove(index)
+                if id(p) in wanted:
+                    units[index] = p.layer
         return units
 
     def bytes(self, parameter: Storage) -> int:

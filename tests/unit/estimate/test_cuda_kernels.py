@@ -291,11 +291,12 @@ def test_heads_of_values_that_are_narrower_are_not_for_flash_attention() -> None
     assert kernel_for("bf16", 192, "9.0", value_width=128) == "efficient"
 
 
-def scratch(kernel: str, key_heads: int) -> tuple[int, ...]:
-    query = torch.empty(2, 8, 256, 64, dtype=torch.bfloat16, device="meta")
-    key = torch.empty(2, key_heads, 256, 64, dtype=torch.bfloat16, device="meta")
+def scratch(kernel: str, key_heads: int, *, dtype: torch.dtype = torch.bfloat16) -> tuple[int, ...]:
+    query = torch.empty(2, 8, 256, 64, dtype=dtype, device="meta")
+    key = torch.empty(2, key_heads, 256, 64, dtype=dtype, device="meta")
     held = cuda_scratch(f"aten._scaled_dot_product_{kernel}_attention_backward.default", (query, query, key, key))
     assert held.before == ()
+    assert held.passing == (query.nbytes if dtype is torch.float32 else 0), "what is summed for each row"
     return held.beside
 
 
@@ -304,7 +305,8 @@ def test_the_backward_of_attention_sums_the_querys_gradient_in_fp32() -> None:
     assert scratch("flash", 8) == (rows * 4, rows * 64 * 4)
     of_keys = rows * 64 * 2
     assert scratch("flash", 2) == (rows * 4, rows * 64 * 4, of_keys, of_keys), "keys and values for every query head"
-    assert scratch("efficient", 8) == (rows * 4, rows * 64 * 4 + 2 * 8 * 4 * 16)
+    for dtype in (torch.bfloat16, torch.float32):
+        assert scratch("efficient", 8, dtype=dtype) == (rows * 4, rows * 64 * 4 + 2 * 8 * 4 * 16)
 
 
 def test_the_backward_of_softmax_holds_a_product_beside_its_result() -> None:

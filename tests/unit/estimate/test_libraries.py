@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -455,3 +455,32 @@ def test_fsdp_holds_the_root_until_the_first_layer_is_whole() -> None:
     root, layer = sizes[gathered[:2]]
     assert -sizes[freed[0]] == root
     assert sizes[gathered[1] + 1 : freed[0]].sum() == pytest.approx(layer, rel=0.01)
+
+
+def test_a_flat_buffer_is_one_block_and_what_it_replaces_leaves_holes() -> None:
+    """`flatten_on_accelerator`: the adapters lie between the base's weights until they are copied."""
+    line = estimator(job_of(OF, 2)).trace(complete(parse("method=qlora,sharding=zero2,micro_batch=1"))).timeline
+    sizes, storages = line.sizes[: line.setup], line.storages[: line.setup]
+    freed = np.flatnonzero(sizes < 0)
+    made = [int(np.flatnonzero((storages == storages[i]) & (sizes > 0))[0]) for i in freed]
+    flat = freed[0] - 1
+    assert len(freed) == 2 * 7 * 4, "two matrices at each of the seven projections of four layers"
+    assert sizes[flat] == pytest.approx(-sizes[freed].sum(), rel=0.01)
+    frozen = set(range(flat)) - set(made)
+    assert min(made) > min(frozen) and max(made) < flat
+    assert sum(b - a > 1 for a, b in pairwise(sorted(made))) >= 4 * 7 - 1, "scales and weights lie between them"
+
+
+def test_stage_2_allocates_a_partition_at_the_first_reduction_of_a_rank_s_own_gradients() -> None:
+    """`copy_grads_in_partition`: from the head to the embedding, and the first rank waits for its own."""
+    config = complete(parse("sharding=zero2,micro_batch=1,precision=fp32,checkpointing=full"))
+    lines = estimator(job_of(OF, 2, sequences=1)).trace(config).timelines
+    with torch.device("meta"):
+        half = sum(p.numel() for p in AutoModelForCausalLM.from_config(architecture(OF)).parameters()) * 4 // 2
+    shares = []
+    for line in lines:
+        (backward,) = np.where(line.phases[line.setup : line.second] == PHASES.index("backward"))
+        sizes = line.sizes[line.setup : line.second][backward]
+        (at, *_) = np.flatnonzero(np.abs(sizes / half - 1) < 0.02)
+        shares.append(at / len(sizes))
+    assert min(shares) < 0.1 and 0.4 < max(shares) < 0.8

@@ -8,16 +8,20 @@ from functools import partial
 
 import numpy as np
 import pytest
+import tiny
 
 from autofit.core.units import GIB, MIB
+from autofit.estimate.estimator import Estimator
 from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.memory.memory import cuda_memory
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.replays import ALIKE_ERROR, SETTLED, STEPS, Fragmentation, Replays, replay
 from autofit.estimate.memory.timeline import Timeline
+from autofit.techniques import complete, parse
 
 FORWARD, BACKWARD = range(2)
+JOB = tiny.job(tiny.LLAMA, hardware=tiny.CUDA_HARDWARE, seq_len=64)
 WEIGHTS, PASSING = Category.WEIGHTS, Category.TEMPORARIES
 WORKSPACE = 32 * MIB
 CONTEXT_BYTES = 512 * MIB
@@ -226,3 +230,18 @@ def test_an_evaluation_comes_once_and_steps_follow_it() -> None:
     found = replay(evaluates, WORKSPACE)
     assert (found.peak_allocated - found.allocated) == 50 * MIB
     assert found.allocated == (20 + 32) * MIB
+
+
+def test_a_step_holds_the_tokens_of_all_its_micro_batches_and_makes_their_labels() -> None:
+    workload = replace(JOB.workload, global_batch=4)
+    config = complete(parse("micro_batch=1,precision=fp32"))
+    of_one, of_two = (
+        Estimator(replace(JOB, workload=replace(workload, global_batch=batch)), None).trace(config).timeline
+        for batch in (1, 2)
+    )
+    block = 8 * workload.seq_len
+    for line, micro_batches in ((of_one, 1), (of_two, 2)):
+        assert line.sizes[line.setup - 1] == micro_batches * block
+        for begin, end in ((line.setup, line.second), (line.second, line.evaluation)):
+            assert line.sizes[begin : begin + micro_batches].tolist() == micro_batches * [block]
+            assert line.sizes[begin:end][-micro_batches:].tolist() == micro_batches * [-block]
