@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from autofit.estimate.memory.memory_trace import (
     AFTER,
@@ -79,11 +79,29 @@ class Zero(ZeroAmounts):
         return edit.trace
 
     def _set_up(self, edit: Edit) -> None:
-        """Trained parameters are there until their flat buffer is filled (`flatten_on_accelerator`). They leave holes
-        between the others."""
-        place = Place(SETUP, BEFORE)
-        indices = {id(storage): index for index, storage in enumerate(edit.trace.storages)}
-        events = [Event(indices[id(storage)], True) for storage in in_order(edit.trace)]
+        """Trained parameters are there until their flat buffer is filled (`flatten_on_accelerator`), and leave holes
+        between the others. Mixed precision makes them wide, and narrows those of a layer once it is there
+        (`ZeroSharder`), those outside the layers at the end."""
+        place, indices = Place(SETUP, BEFORE), {id(storage): index for index, storage in enumerate(edit.trace.storages)}
+        events: list[Event] = []
+        of_root: list[tuple[int, Sequence[int]]] = []
+
+        def narrow(parameters: list[tuple[int, Sequence[int]]]) -> None:
+            for index, wide in parameters:
+                events.append(Event(index, True))
+                edit.free(events, wide)
+
+        for layer, storages in groupby(in_order(edit.trace), key=lambda storage: storage.layer):
+            wide = of_root if layer is ROOT else []
+            for storage in storages:
+                index = indices[id(storage)]
+                if storage.trained and self.mixed:
+                    wide.append((index, edit.allocate([self.masters * storage.bytes], place, events=events)))
+                else:
+                    events.append(Event(index, True))
+            if layer is not ROOT:
+                narrow(wide)
+        narrow(of_root)
         edit.allocate(edit.trained_sizes(), place, holds=Category.WEIGHTS, events=events)
         edit.free(events, [indices[id(parameter)] for parameter in edit.trained()])
         edit.trace.segments.insert(0, (place, events))
