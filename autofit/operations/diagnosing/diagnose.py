@@ -27,12 +27,10 @@ OLDER_TRL = (
 )
 
 
-def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
-    """Whether the run that a trainer's file asks for fits a card, and the changes to the file that help.
-
-    Raises what `read_case` raises. `report` is called with how many configs have been predicted.
-    """
-    return advised(read_case(path, user), report)
+def diagnose(path: Path, user: DiagnosisRequest) -> Diagnosis:
+    """Whether the run that a trainer's file asks for fits a card, and the changes to the file that help. Raises what
+    `read_case` raises."""
+    return advised(read_case(path, user))
 
 
 def read_case(path: Path, user: DiagnosisRequest) -> Case:

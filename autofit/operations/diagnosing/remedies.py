@@ -45,25 +45,27 @@ def remedies(case: Case, estimate: Estimate, report: Callable[[int], None]) -> S
     best: Sequence[Remedy] = [remedy for remedy in of_config if remedy.change.estimate.likely_fits]
     if fits:
         return best
-    if case.run.narrower is not None:
-        key, value = case.run.narrower
-        best = _more_faithful(_after(case, {(key,): value}, Effect.NUMERICS, report), best)
+    best = _more_faithful(_after(case, _edit(case.run.narrower), Effect.NUMERICS, report), best)
     if case.beyond["gradients"] > 0:
         best = _after(case, case.synchronising, Effect.EXACT, report) or best
     best = _after(case, _fewer_evaluated(case), Effect.EXACT, report) or best
-    if case.run.adapters is not None:
-        key, turned_on = case.run.adapters
-        with suppress(UsageError):  # the trainer or the card may be unable to do what the file then asks for
-            best = _after(case, {(key,): turned_on}, Effect.TRAINING, report) or best
-    return best
+    return _after(case, _edit(case.run.adapters), Effect.TRAINING, report) or best
+
+
+def _edit(key_and_value: tuple[str, Any] | None) -> dict[KeyPath, Any]:
+    return {} if key_and_value is None else {(key_and_value[0],): key_and_value[1]}
 
 
 def _after(case: Case, edits: Mapping[KeyPath, Any], effect: Effect, report: Callable[[int], None]) -> Sequence[Remedy]:
-    """The remedies that begin with these edits; none without any."""
+    """The remedies that begin with these edits; none without any, or where the file then asks for what the trainer or
+    the card cannot do."""
     if not edits:
         return ()
-    edited = case.edited_by(edits, effect).on_card()
-    return remedies(edited, edited.advised(report), report)
+    try:
+        edited = case.edited_by(edits, effect).on_card()
+        return remedies(edited, edited.advised(report), report)
+    except UsageError:
+        return ()
 
 
 def _more_faithful(some: Sequence[Remedy], others: Sequence[Remedy]) -> Sequence[Remedy]:

@@ -288,6 +288,8 @@ def test_weights_in_8_bits_and_modules_trained_whole_are_counted(config: Path) -
     assert whole.device_bytes - plain.device_bytes == 16 * 49152 * 576
     assert sum(whole.breakdown.values()) == whole.device_bytes
     assert whole.memory_limit_bytes == plain.memory_limit_bytes
+    less_than_these_modules = diagnosed(config, model="smollm2-135m", memory_limit="400MiB")
+    assert not less_than_these_modules.fits and not less_than_these_modules.remedies
 
 
 def test_an_error_names_the_card_and_what_is_left_of_it(config: Path) -> None:
