@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autofit.client import Client
     from autofit.operations.calls import diagnose, estimate, frontier, recommend, search
-    from autofit.operations.trainer_callback import TrainerCallback
+    from autofit.operations.trainer_callback.callback import TrainerCallback
     from autofit.trial.program.reporter import step
 
 __version__ = "0.1.0"
@@ -23,7 +23,7 @@ __all__ = [
 ]
 _ELSEWHERE = {
     "Client": "autofit.client",
-    "TrainerCallback": "autofit.operations.trainer_callback",
+    "TrainerCallback": "autofit.operations.trainer_callback.callback",
     "step": "autofit.trial.program.reporter",
 }
 """Where a name is found that is no command."""

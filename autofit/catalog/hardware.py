@@ -107,10 +107,10 @@ def card(name: str) -> Card:
         raise UsageError(f"hardware {name!r} may be {sizes}: name one of them")
     if near := [card.name for card in cards() if _words(name) and _words(name) <= _words(card.name)]:
         raise UsageError(f"the catalog has no {name!r}; near it are: {', '.join(near)}")
-    several = re.fullmatch(r"(\d+)\s*[x*]\s*(.+)", name.strip(), re.IGNORECASE)
-    if several and (of_kind := matching_cards(several[2])):
+    several = re.fullmatch(r"(?:(\d+)\s*[x*]\s*)?(.+?)(?:\s*[x*]\s*(\d+))?", name.strip(), re.IGNORECASE)
+    if several and (count := several[1] or several[3]) and (of_kind := matching_cards(several[2])):
         which = " or ".join(card.name for card in of_kind)
-        raise UsageError(f"hardware {name!r} is several cards: write --devices {several[1]} with --hardware {which}")
+        raise UsageError(f"hardware {name!r} is several cards: write --devices {count} with --hardware {which}")
     names = [card.name for card in cards()]
     if not any(word.isdigit() for word in _words(name)):
         raise unknown("hardware", name, names)

@@ -16,7 +16,7 @@ from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config, Value
 from autofit.core.lengths import mean
-from autofit.core.units import format_bytes
+from autofit.core.units import counted, format_bytes
 from autofit.core.workload import Workload
 from autofit.techniques import AXES
 from autofit.techniques.axes.batching import packs, rows_per_sequence
@@ -216,7 +216,7 @@ def _fidelity(words: Mapping[str, str]) -> str:
 
 
 def _workload(workload: Workload, config: Config) -> str:
-    devices = "1 device" if workload.devices == 1 else f"{workload.devices} devices"
+    devices = counted(workload.devices, "device")
     devices += "" if workload.trainer is None else f", as {workload.trainer} trains"
     lengths = (
         "" if workload.lengths is None else f"up to {workload.seq_len} and {mean(workload.lengths):.0f} in the mean"

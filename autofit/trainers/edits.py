@@ -10,6 +10,7 @@ from autofit.export.document import Task
 from autofit.export.trainer_arguments import LIGER_LAYERS
 from autofit.trainers.keys import known_keys
 from autofit.trainers.trainer import TrainerFiles
+from autofit.trainers.training_arguments import OF_TRANSFORMERS_5_17
 
 KeyPath = tuple[str, ...]
 """A key, and the keys within it."""
@@ -101,6 +102,12 @@ def applied(values: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
         else:
             mapping[path[-1]] = value
     return edited
+
+
+def newest_keys(edits: Edits) -> set[str]:
+    """The keys that edits set and that not every version of transformers has."""
+    names = {".".join(path) for path, value in edits.items() if value not in (None, REMOVED)}
+    return names & set(OF_TRANSFORMERS_5_17)
 
 
 def _exported_keys(trainer: TrainerFiles, task: Task, values: Mapping[str, Any]) -> dict[KeyPath, tuple[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 from autofit.core.document import Document
 from autofit.core.errors import UsageError
 from autofit.core.units import GIB, MIB, format_bytes, parse_bytes
+from autofit.core.workload import Effect
 
 _SIZE = r"(\d+(?:\.\d+)?\s*(?:[KMGT]iB|bytes))"
 _PARTS = {
@@ -136,6 +137,15 @@ class ReportedOutOfMemory(Document):
             sentences.append(_MEANING[self.phase])
         return tuple(sentences)
 
+    @property
+    def what_helps(self) -> Mapping[Effect, str]:
+        """What helps where nothing is known but the error, by what it does to the training."""
+        return _HELP["host"] if self.on_host else _HELP.get(self.phase or "", _HELP["step"])
+
+    def alone_json(self) -> dict[str, Any]:
+        """The answer where it is all there is."""
+        return {"traceback": self.to_json(), "helps": {effect.label: what for effect, what in self.what_helps.items()}}
+
     def to_json(self) -> dict[str, Any]:
         return {**Document.to_json(self), "elsewhere_bytes": self.elsewhere_bytes, "findings": list(self.findings)}
 
@@ -165,6 +175,40 @@ _MEANING = {
     "evaluation": "It failed in evaluation, not in training: lower the evaluation's batch size first.",
     "saving": "It failed while a checkpoint was saved, not in a step.",
 }
+
+_HELP: Mapping[str, Mapping[Effect, str]] = {
+    "host": {
+        Effect.EXACT: "fewer dataloader_num_workers, a dataset that is streamed or mapped from its file, no offloading "
+        "to the CPU, less in a checkpoint (save_only_model: true), a higher memory limit of the container or job",
+    },
+    "loading": {
+        Effect.EXACT: "sharding over several GPUs (FSDP, or DeepSpeed stage 3); a smaller batch does not help, nor "
+        "does checkpointing",
+        Effect.NUMERICS: "weights in 16 bits (dtype=torch.bfloat16) if they are in fp32",
+        Effect.TRAINING: "QLoRA (load_in_4bit: true)",
+    },
+    "optimizer": {
+        Effect.EXACT: "sharding over several GPUs (FSDP, or DeepSpeed from stage 1 on), states on the host (its "
+        "offload_optimizer); a smaller batch does not help, nor does checkpointing",
+        Effect.NUMERICS: "weights in 16 bits (dtype=torch.bfloat16), optim=adamw_bnb_8bit",
+        Effect.TRAINING: "LoRA, QLoRA",
+    },
+    "evaluation": {
+        Effect.EXACT: "a smaller per_device_eval_batch_size (8 unless it is set; axolotl's eval_batch_size); "
+        "prediction_loss_only: true without a compute_metrics; eval_accumulation_steps: 1 with one",
+    },
+    "saving": {
+        Effect.EXACT: "state_dict_type: SHARDED_STATE_DICT in fsdp_config, or with DeepSpeed stage 3 "
+        "stage3_gather_16bit_weights_on_model_save: false in zero_optimization",
+    },
+    "step": {
+        Effect.EXACT: "a smaller per_device_train_batch_size with more gradient_accumulation_steps, "
+        "gradient_checkpointing, use_liger_kernel",
+        Effect.NUMERICS: "weights in 16 bits (dtype=torch.bfloat16), optim=adamw_bnb_8bit",
+        Effect.TRAINING: "LoRA, QLoRA",
+    },
+}
+"""What helps by what ran out, or by the phase in which it did."""
 
 
 def read_traceback(text: str) -> ReportedOutOfMemory:

@@ -62,15 +62,14 @@ def diagnose(
       autofit diagnose --config qlora.yml --traceback error.txt
     """
     from autofit import operations, techniques
-    from autofit.cli.text.diagnosis import diagnosis_text, failure_text, next_text
+    from autofit.cli.text.diagnosis import changes_text, diagnosis_text, error_text
+    from autofit.operations.diagnosing.diagnose import advised, read_case, verdict
 
     failure = None if traceback is None else operations.read_traceback(read_text(traceback))
     if config is None:
         if failure is None:
             raise UsageError("nothing to diagnose: give your trainer's --config, or the --traceback of an error")
-        print_json({"traceback": failure.to_json()}) if as_json else print(
-            f"{failure_text(failure)}\n\n{next_text(failure)}"
-        )
+        print_json(failure.alone_json()) if as_json else print(error_text(failure))
         return
     user = operations.DiagnosisRequest(
         hardware=hardware,
@@ -82,9 +81,14 @@ def diagnose(
         also={} if also is None else techniques.parse(also),
         failure=failure,
     )
-    with Waiting() as waiting:
-        diagnosis = operations.diagnose(config, user, waiting)
-    print_json(diagnosis.to_json()) if as_json else print(diagnosis_text(diagnosis, verbose=verbose))
+    with Waiting():
+        case = read_case(config, user)
+        diagnosis = verdict(case)
+    if not as_json:
+        print(diagnosis_text(diagnosis, verbose=verbose), flush=True)
+    with Waiting("changes tried") as waiting:
+        diagnosis = advised(case, waiting)
+    print_json(diagnosis.to_json()) if as_json else print(f"\n{changes_text(diagnosis, verbose=verbose)}")
     raise typer.Exit(0 if diagnosis.fits else 3)
 
 

@@ -10,6 +10,7 @@ import typer
 from autofit import operations
 from autofit.cli import options
 from autofit.cli.waiting import Waiting
+from autofit.core.units import counted
 
 
 def track(
@@ -41,7 +42,6 @@ def track(
 
     with Store.open(store, create=False) as opened, Waiting("trials copied") as waiting:
         copied = operations.track(tracker, model=model, hardware=hardware, out=out, store=opened, report=waiting)
-    trials = f"{copied.trials:,} trial{'s are' if copied.trials != 1 else ' is'}"
-    print(f"{trials} in {copied.place}: {copied.added:,} new")
+    print(f"{counted(copied.trials, 'trial')} in {copied.place}: {copied.added:,} new")
     if copied.note is not None:
         print(copied.note)

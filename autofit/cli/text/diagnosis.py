@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
-from autofit.cli.text.phrases import total_text
-from autofit.cli.text.predicted import advice_rows, change_text, memory_text, verdict_text
+from autofit.cli.text.phrases import EFFECTS, total_text
+from autofit.cli.text.predicted import advice_rows, change_rows, memory_text, verdict_text
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from autofit.estimate.estimate import Change
     from autofit.operations.diagnosing.diagnosis import Diagnosis, Remedy
     from autofit.trainers.out_of_memory import ReportedOutOfMemory
 
-EFFECTS = {"more": "needs more memory", "less": "needs less memory", "unknown": "changes memory either way"}
+MEMORY_EFFECTS = {"more": "needs more memory", "less": "needs less memory", "unknown": "changes memory either way"}
 """How a setting that no estimate covers changes memory, in words, by its effect."""
 PHASES = {
     "forward": "in the forward pass",
@@ -25,44 +23,20 @@ PHASES = {
     "evaluation": "in evaluation",
 }
 
-HELP = {
-    "host": """\
-What helps, and trains the same: fewer dataloader_num_workers, a dataset that is streamed or mapped from its file, no
-offloading to the CPU, less in a checkpoint (save_only_model: true), a higher memory limit of the container or job.""",
-    "loading": """\
-What helps, and trains the same: sharding over several GPUs (FSDP, or DeepSpeed stage 3). What rounds differently:
-weights in 16 bits (dtype=torch.bfloat16) if they are in fp32. What changes the training: QLoRA (load_in_4bit: true).
-A smaller batch and checkpointing do not help.""",
-    "optimizer": """\
-What helps, and trains the same: sharding over several GPUs (FSDP, or DeepSpeed from stage 1 on), states on the host
-(DeepSpeed's offload_optimizer). What rounds differently: weights in 16 bits (dtype=torch.bfloat16),
-optim=adamw_bnb_8bit. What changes the training: LoRA, QLoRA. A smaller batch and checkpointing do not help.""",
-    "evaluation": """\
-What helps, and trains the same: a smaller per_device_eval_batch_size (8 unless it is set; axolotl's eval_batch_size);
-prediction_loss_only: true without a compute_metrics; eval_accumulation_steps: 1 with one.""",
-    "saving": """\
-What helps, and trains the same: state_dict_type: SHARDED_STATE_DICT in fsdp_config, or with DeepSpeed stage 3
-stage3_gather_16bit_weights_on_model_save: false in zero_optimization.""",
-    "step": """\
-What helps, and trains the same: a smaller per_device_train_batch_size with more gradient_accumulation_steps,
-gradient_checkpointing, use_liger_kernel. What rounds differently: weights in 16 bits (dtype=torch.bfloat16),
-optim=adamw_bnb_8bit. What changes the training: LoRA, QLoRA.""",
-}
-"""What helps against an error whose trainer's file is not given, by what ran out, or by the phase in which it did."""
 NEXT = """\
 How much each saves: add --config with your trainer's own file. If all is in a script, describe it:
   autofit estimate --model MODEL --hardware CARD --config method=lora,micro_batch=8"""
 
 
-def next_text(failure: ReportedOutOfMemory) -> str:
-    """What to do about an error where its text is all there is."""
-    if failure.on_host:
-        return HELP["host"]
-    return f"{HELP.get(failure.phase or '', HELP['step'])}\n\n{NEXT}"
+def error_text(failure: ReportedOutOfMemory) -> str:
+    """The answer where an error's text is all there is."""
+    rows = [("what helps", ""), *((f"  {EFFECTS[effect]}", what) for effect, what in failure.what_helps.items())]
+    next_step = () if failure.on_host else (NEXT,)
+    return "\n\n".join((failure_text(failure), columns(rows), *next_step))
 
 
 def diagnosis_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
-    """The answer; `verbose` adds the other changes' diffs, and what was assumed."""
+    """The verdict, and what explains it; `verbose` adds what was assumed."""
     estimate = diagnosis.estimate
     more = [part.key for part in diagnosis.run.not_counted if part.effect == "more"]
     unknown = [key.key for key in diagnosis.run.unknown]
@@ -82,11 +56,17 @@ def diagnosis_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
     parts.append(columns([("at the peak", PHASES[estimate.peak_phase]), *rows]))
     if not_covered := _not_covered(diagnosis, verbose=verbose):
         parts.append(columns(not_covered))
+    return "\n\n".join(parts)
+
+
+def changes_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
+    """What helps, below what `diagnosis_text` prints; `verbose` adds all diffs but the first."""
+    parts = []
     if diagnosis.in_script:
         first = Config.of(next(iter(diagnosis.in_script.values())).values)
         say_so = ("", f"once your script does so, say it, such as --also {first}")
-        parts.append(columns([*_change_rows("fits with, in your script", diagnosis.in_script), say_so]))
-    parts.append(columns(_changes(diagnosis)))
+        parts.append(columns([*change_rows("fits with, in your script", diagnosis.in_script), say_so]))
+    parts.append(columns([*_changes(diagnosis), *(("note", note) for note in diagnosis.notes_on_changes)]))
     parts += [_edit_text(remedy) for remedy in (diagnosis.remedies if verbose else diagnosis.remedies[:1])]
     if len(diagnosis.remedies) > 1 and not verbose:
         every = "both" if len(diagnosis.remedies) == 2 else "all three"
@@ -130,7 +110,10 @@ def _request(diagnosis: Diagnosis) -> str:
 
 def _not_covered(diagnosis: Diagnosis, *, verbose: bool) -> list[tuple[str, str]]:
     """What the estimate does not cover, and keys that the trainer does not have."""
-    rows = [("not counted", f"{part.key} {EFFECTS[part.effect]}: {part.because}") for part in diagnosis.run.not_counted]
+    rows = [
+        ("not counted", f"{part.key} {MEMORY_EFFECTS[part.effect]}: {part.because}")
+        for part in diagnosis.run.not_counted
+    ]
     for key in diagnosis.run.unknown:
         remark = (
             f"did you mean {' or '.join(key.nearest)}?" if key.nearest else f"{diagnosis.run.trainer} has no such key"
@@ -143,23 +126,13 @@ def _not_covered(diagnosis: Diagnosis, *, verbose: bool) -> list[tuple[str, str]
     return rows
 
 
-def _change_rows(heading: str, changes: Mapping[str, Change]) -> list[tuple[str, str]]:
-    """The changes by name, under a heading, and how far their speeds may be off: those of some axes by more."""
-    errors = [change.estimate.relative_error or 0.0 for change in changes.values()]
-    least = min(errors)
-    rows = [(heading, "")]
-    for (name, change), error in zip(changes.items(), errors, strict=True):
-        doubt = f", give or take {error:.0%}" if error > least else ""
-        rows.append((f"  {name}", f"{change_text(change)}{doubt}"))
-    return [*rows, ("  speeds", f"give or take {least:.0%}")] if least else rows
-
-
 def _changes(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The changes that help, the smallest first."""
     failed_but_fits = diagnosis.fits and diagnosis.failure is not None
     if diagnosis.remedies:
         heading = "to try" if failed_but_fits else "faster with" if diagnosis.fits else "fits with"
-        return _change_rows(heading, {", ".join(remedy.change.roles): remedy.change for remedy in diagnosis.remedies})
+        changes = {", ".join(remedy.change.roles): remedy.change for remedy in diagnosis.remedies}
+        return change_rows(heading, changes, diagnosis.estimate.relative_error if diagnosis.fits else None)
     if failed_but_fits:
         return [("to try", "what the error says: by its figures this file fits as it is")]
     if diagnosis.fits:

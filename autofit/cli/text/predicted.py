@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
@@ -20,7 +21,7 @@ from autofit.cli.text.phrases import (
 from autofit.core.frontier import by_method
 from autofit.core.lattice import Config
 from autofit.core.outcome import EVALUATION
-from autofit.core.units import format_bytes, format_duration
+from autofit.core.units import counted, format_bytes, format_duration
 from autofit.core.workload import METHODS, Workload
 from autofit.estimate.assumptions import PACKAGES, of_borrowed
 from autofit.estimate.estimate import Change, Estimate
@@ -141,7 +142,7 @@ def memory_text(estimate: Estimate) -> str:
     if not deviation.compared_on:
         return f"give or take {deviation.deviation:.0%} (no {of} on {estimate.hardware} yet)"
     return (
-        f"give or take {deviation.deviation:.0%} ({deviation.compared_on} {of}{'s' * (deviation.compared_on > 1)} on "
+        f"give or take {deviation.deviation:.0%} ({counted(deviation.compared_on, of)} on "
         f"{estimate.hardware} took {math.exp(deviation.mean):.0%} of what was predicted)"
     )
 
@@ -175,7 +176,8 @@ def advice_rows(estimate: Estimate, *, of: str = "") -> list[tuple[str, str]]:
     at, where it was not all."""
     if estimate.advice:
         heading = "faster with" if estimate.likely_fits else "fits with"
-        return [(heading, ""), *((f"  {', '.join(change.roles)}", change_text(change)) for change in estimate.advice)]
+        changes = {", ".join(change.roles): change for change in estimate.advice}
+        return change_rows(heading, changes, estimate.relative_error)
     if estimate.lightest is None:
         return []
     lightest = estimate.lightest.estimate
@@ -192,6 +194,18 @@ def advice_rows(estimate: Estimate, *, of: str = "") -> list[tuple[str, str]]:
         sentence += f", which {estimate.lightest.card} has" if estimate.lightest.card is not None else ""
         sentence += f": {short(lightest.config)}"
     return [("to fit", sentence)]
+
+
+def change_rows(heading: str, changes: Mapping[str, Change], stated: float | None = None) -> list[tuple[str, str]]:
+    """The changes by name, under a heading, and how far their speeds may be off where that is more than is `stated`
+    above: those of some axes are off by more than others."""
+    errors = [round(change.estimate.relative_error or 0.0, 2) for change in changes.values()]
+    known = round(stated or 0.0, 2)
+    least, rows = max(known, min(errors)), [(heading, "")]
+    for (name, change), error in zip(changes.items(), errors, strict=True):
+        doubt = f", give or take {error:.0%}" if error > least else ""
+        rows.append((f"  {name}", change_text(change) + doubt))
+    return [*rows, ("  speeds", f"give or take {least:.0%}")] if least > known else rows
 
 
 def change_text(change: Change) -> str:
@@ -263,7 +277,7 @@ def speed_text(estimate: Estimate) -> str:
         )
         return f"speed not predicted: {reason}"
     basis = (
-        f"{estimate.calibrated_on} trial{'s' * (estimate.calibrated_on > 1)}"
+        counted(estimate.calibrated_on, "trial")
         if estimate.calibrated_on
         else f"no trial yet{'' if estimate.stand_in is None else f': guessed from {estimate.stand_in}'}"
     )

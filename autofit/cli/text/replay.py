@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
-from autofit.core.units import format_bytes
+from autofit.core.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from autofit.bench.replay import Judged, ReplayResult
@@ -18,7 +18,7 @@ fits."""
 
 def replay_text(result: ReplayResult) -> str:
     """A heading that says how to read the tables, then a table for each problem."""
-    seeds = "1 seed" if result.seeds == 1 else f"{result.seeds} seeds"
+    seeds = counted(result.seeds, "seed")
     parts = [
         f"{seeds}; median / 90th percentile of trials, and of their seconds, until the best found is within 1 % of the "
         "problem's best;\nout of memory: trials that ran out of it until then; hv: share of the exhaustive "

@@ -149,4 +149,4 @@ def over_devices_text(searches: OverDevices, remarks: Sequence[str] = ()) -> str
 
 def _devices_and_speed(result: SearchResult) -> str:
     devices, speed = result.frontier.workload.devices, result.recommendation.point.measurement.tokens_per_second
-    return f"{devices} device{'s' * (devices > 1)}, {total_text(speed, devices)}"
+    return f"{counted(devices, 'device')}, {total_text(speed, devices)}"

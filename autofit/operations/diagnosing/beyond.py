@@ -22,7 +22,7 @@ PARTS = {
 """What weights beyond the config's formats are called."""
 
 
-def counted(estimate: Estimate, run: Run, estimation: Estimation, missed_bytes: int) -> Estimate:
+def of_whole_run(estimate: Estimate, run: Run, estimation: Estimation, missed_bytes: int) -> Estimate:
     """`estimate` with what the run takes beyond it and what predictions missed, under the limit of `estimation`."""
     beyond, parts = bytes_beyond(run, estimation.job.model), estimate.breakdown
     peaks = {

@@ -9,9 +9,11 @@ from pathlib import Path
 from autofit.catalog.hardware import cards_of_size
 from autofit.core.errors import UsageError
 from autofit.core.units import format_bytes
-from autofit.core.workload import check_count
+from autofit.core.workload import Effect, check_count
 from autofit.operations.diagnosing.case import Case
 from autofit.operations.diagnosing.diagnosis import Diagnosis, DiagnosisRequest
+from autofit.operations.diagnosing.notes import notes_on_adapters, notes_on_run, notes_on_versions
+from autofit.operations.diagnosing.remedies import in_script, remedies
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.techniques.axes.precision import has_bf16
 from autofit.trainers.run import Run, Where
@@ -19,9 +21,20 @@ from autofit.trainers.source_file import SourceFile
 from autofit.trainers.trainer import recognised, trainer_named, without_chunked_loss
 from autofit.trial.machine.detection import detect, requested_card
 
+OLDER_TRL = (
+    "the error asks for all logits at once, so trl is older than 1.7, which computes the loss in chunks: "
+    "upgrade it, or set use_liger_kernel: true"
+)
 
-def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
-    """Whether the run that a trainer's file asks for fits a card, and the changes to the file that help.
+
+def diagnose(path: Path, user: DiagnosisRequest) -> Diagnosis:
+    """Whether the run that a trainer's file asks for fits a card, and the changes to the file that help. Raises what
+    `read_case` raises."""
+    return advised(read_case(path, user))
+
+
+def read_case(path: Path, user: DiagnosisRequest) -> Case:
+    """A trainer's file on a card, read.
 
     Raises `UsageError` for what is no trainer's file, for a value that the trainer would refuse, for what the file
     leaves open and the user does not say, and for a config that cannot be estimated; `EnvironmentLacks` for a model
@@ -36,16 +49,40 @@ def diagnose(path: Path, user: DiagnosisRequest, report: Callable[[int], None] =
     where = Where(folder=path.parent, devices=user.devices, bf16=has_bf16(card or detect()[0]))
     if missing := [*_missing(user, trainer.read(file.values, where))]:
         raise UsageError("; ".join(missing))
-    reader = RunReader(trainer=trainer, request=user, where=where)
-    older = replace(reader, trainer=without_chunked_loss(trainer))
+    reader = RunReader(trainer=trainer, request=user, where=where, notes=notes)
+    older = replace(reader, trainer=without_chunked_loss(trainer), notes=(*notes, OLDER_TRL))
     if trainer.name == "trl" and _shows_older(reader.read(file.values), older.read(file.values), reader):
         reader = older
-        notes += (
-            "the error asks for all logits at once, so trl is older than 1.7, which computes the loss in chunks: "
-            "upgrade it, or set use_liger_kernel: true",
-        )
-    diagnosis = Case(file, reader).diagnosed(report)
-    return replace(diagnosis, notes=(*notes, *diagnosis.notes))
+    return Case(file, reader).on_card()
+
+
+def verdict(case: Case) -> Diagnosis:
+    """Whether it fits, and what explains that; what helps takes longer."""
+    estimate, failure = case.whole(case.estimate), case.request.failure
+    return Diagnosis(
+        run=case.run,
+        options=case.options,
+        estimate=estimate,
+        notes=(*case.reader.notes, *notes_on_run(case, case.estimate)),
+        failure=failure and replace(failure, lacking_bytes=max(0, -estimate.headroom_bytes)),
+        emulated=case.emulated,
+    )
+
+
+def advised(case: Case, report: Callable[[int], None] = lambda done: None) -> Diagnosis:
+    """The verdict with what helps. `report` is called with how many configs have been predicted."""
+    estimate = case.advised(report)
+    whole, helping = case.whole(estimate), remedies(case, estimate, report)
+    trains_else = all(remedy.change.effect is Effect.TRAINING for remedy in helping)
+    scripted = dict(in_script(case)) if trains_else and not whole.likely_fits else {}
+    needs_words = not (whole.likely_fits or helping or scripted)
+    return replace(
+        verdict(case),
+        estimate=whole,
+        remedies=tuple(helping),
+        in_script=scripted,
+        notes_on_changes=(*(notes_on_adapters(case) if needs_words else ()), *notes_on_versions(helping)),
+    )
 
 
 def _shows_older(run: Run, by_older: Run, reader: RunReader) -> bool:

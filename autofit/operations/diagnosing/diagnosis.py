@@ -28,18 +28,20 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The answer."""
+    """The answer. Its verdict is known long before what helps: `remedies`, `in_script` and `notes_on_changes`."""
 
     run: Run
     options: WorkloadOptions
     estimate: Estimate
     """Of the file as it is (but see `emulated`). Its own advice is in `remedies`."""
-    remedies: tuple[Remedy, ...]
+    remedies: tuple[Remedy, ...] = ()
     in_script: Mapping[str, Change] = field(default_factory=dict, hash=False)
     """What the user's script may do -> what fits then. Looked at where the file can say nothing that trains the
     same."""
     notes: tuple[str, ...] = ()
-    """How the card was found, and what else explains the answer; one sentence each."""
+    """How the card was found, and what else explains the verdict; one sentence each."""
+    notes_on_changes: tuple[str, ...] = ()
+    """What explains the changes, or that there are none; one sentence each."""
     failure: ReportedOutOfMemory | None = None
     emulated: str | None = None
     """Set where the card only emulates the bf16 that the file asks for: `run`, `estimate` and changes are then of the
@@ -64,7 +66,7 @@ class Diagnosis:
             "assumed": list(run.assumed),
             "not_counted": [part.to_json() for part in run.not_counted],
             "unknown_keys": [key.to_json() for key in run.unknown],
-            "notes": list(self.notes),
+            "notes": [*self.notes, *self.notes_on_changes],
             "emulated": self.emulated,
             "traceback": None if self.failure is None else self.failure.to_json(),
         }

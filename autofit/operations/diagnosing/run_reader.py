@@ -31,6 +31,8 @@ class RunReader:
     trainer: TrainerFiles
     request: DiagnosisRequest
     where: Where
+    notes: tuple[str, ...] = ()
+    """What the error's text shows of the card and of the trainer, one sentence each."""
     _models: dict[str, Model | None] = field(init=False, default_factory=dict, compare=False)
     """What was loaded, by what names it."""
 

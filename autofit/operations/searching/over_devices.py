@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, Shortfall, StoreError, UsageError
+from autofit.core.units import counted
 from autofit.core.workload import METHODS, check_count, check_shared_equally
 from autofit.operations.searching.result import SearchResult
 from autofit.operations.searching.search import search
@@ -126,7 +127,7 @@ def search_over_devices(
     if results:
         return OverDevices(results=dict(sorted(results.items())), unanswered=dict(sorted(reasons.items())))
     last = reasons[1]
-    message = "; ".join(f"on {n} device{'s' * (n > 1)}: {reason}" for n, reason in sorted(reasons.items()))
+    message = "; ".join(f"on {counted(n, 'device')}: {reason}" for n, reason in sorted(reasons.items()))
     if isinstance(last, Shortfall):
         raise Shortfall(message, memory_limit_bytes=last.memory_limit_bytes, closest=last.closest) from last
     raise NothingFits(message) from last

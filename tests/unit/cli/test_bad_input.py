@@ -53,6 +53,11 @@ WRONG: Mapping[str, tuple[str, int, tuple[str, ...]]] = {
         2,
         ("write --devices 4 with --hardware l4",),
     ),
+    "several of a card, as clouds name them": (
+        f"estimate {JOB} --config method=lora --hardware l4x4",
+        2,
+        ("write --devices 4 with --hardware l4",),
+    ),
     "hardware that could be any": (f"search {ON_CPU} --hardware gpu", 2, ("rtx-4090",)),
     "method of a recommendation": (f"recommend {JOB} --method lara", 2, ("did you mean lora",)),
     "format": (f"recommend {JOB} --format jsn", 2, ("unknown format 'jsn'", "did you mean json")),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
 from unit.cli.conftest import Autofit
+
+from autofit.prediction.estimation import Estimation
 
 CONFIG = """\
 model_name_or_path: smollm2-135m
@@ -42,12 +43,23 @@ def test_the_verdict_comes_first_and_one_diff_last(autofit: Autofit, config: str
     assert verbose.out.count(f"--- {config}") > 1 and "\nassumed" in verbose.out
 
 
+def test_the_verdict_does_not_wait_for_what_helps(
+    autofit: Autofit, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Estimation, "advised", interrupt)
+    done = autofit("diagnose", "--config", config, "--hardware", "l4", "--memory-limit", "4GiB")
+    assert done.code == 130 and done.out.startswith("does not fit l4: needs ") and "at the peak" in done.out
+
+
 def test_what_fits_ends_with_0_and_says_what_it_leaves_out(autofit: Autofit, config: str) -> None:
     done = autofit("diagnose", "--config", config, "--hardware", "h100-80g")
     verdict = done.out.splitlines()[0]
     assert done.code == 0 and "(without what stage: dpo adds; unknown key: warmup_step: see below)" in verdict
     assert " tokens/s, give or take " in done.out.splitlines()[1]
-    document = json.loads(autofit("diagnose", "--config", config, "--hardware", "h100-80g", "--json").out)
+    document = autofit("diagnose", "--config", config, "--hardware", "h100-80g", "--json").document
     assert (document["trainer"], document["unknown_keys"][0]["key"]) == ("llamafactory", "warmup_step")
 
 
@@ -56,7 +68,8 @@ def test_an_error_alone_is_explained(autofit: Autofit, tmp_path: Path) -> None:
     path.write_text(ERROR)
     done = autofit("diagnose", "--traceback", str(path))
     assert done.code == 0 and "It failed in evaluation, not in training" in done.out
-    assert json.loads(autofit("diagnose", "--traceback", str(path), "--json").out)["traceback"]["phase"] == "evaluation"
+    document = autofit("diagnose", "--traceback", str(path), "--json").document
+    assert document["traceback"]["phase"] == "evaluation" and "eval_batch_size" in document["helps"]["exact"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from autofit.cli.text.phrases import EMULATED, padding_text, step_text
 from autofit.cli.text.predicted import (
     CLOSE,
     advice_text,
+    change_rows,
     change_text,
     estimate_text,
     fit_text,
@@ -239,6 +240,19 @@ def test_where_the_lightest_config_lacks_host_memory_no_card_is_named() -> None:
     text = advice_text(replace(light, lightest=Lightest(estimate=light, card="h100-80g")))
     assert "the lightest config needs 12.00 GiB of host memory, and the machine has 8.00 GiB" in text
     assert "h100-80g has" not in text
+
+
+@pytest.mark.parametrize(
+    ("stated", "sure", "unsure"),
+    [(0.07, "", ", give or take 20%"), (0.3, "", ""), (None, "give or take 7%", ", give or take 20%")],
+)
+def test_a_change_says_how_far_its_speed_may_be_off_where_that_is_more_than_was_stated(
+    stated: float | None, sure: str, unsure: str
+) -> None:
+    known = Change(values={"micro_batch": 1}, effect=Effect.EXACT, estimate=ESTIMATE)
+    guessed = replace(known, estimate=replace(ESTIMATE, relative_error=0.2))
+    _, (_, first), (_, second), *speeds = change_rows("fits with", {"smallest": known, "fastest": guessed}, stated)
+    assert (second.removeprefix(first), "".join(text for _, text in speeds)) == (unsure, sure)
 
 
 def test_a_faster_choice_that_the_host_cannot_hold_says_what_is_missing() -> None:

@@ -17,15 +17,16 @@ import autofit
 from autofit.catalog import hub
 from autofit.catalog.hardware import card
 from autofit.catalog.models import load, shape
-from autofit.cli.text.diagnosis import diagnosis_text
+from autofit.cli.text.diagnosis import changes_text, diagnosis_text
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.units import GIB, MIB
 from autofit.core.workload import Effect
 from autofit.estimate.estimate import Estimate
 from autofit.export.trainer_arguments import SYNC_EACH_BATCH
 from autofit.operations import Diagnosis, DiagnosisRequest
-from autofit.operations.diagnosing.beyond import bytes_beyond, counted
+from autofit.operations.diagnosing.beyond import bytes_beyond, of_whole_run
 from autofit.operations.diagnosing.case import Case
+from autofit.operations.diagnosing.notes import notes_on_run
 from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
@@ -78,7 +79,7 @@ def diagnosed(path: Path, **asked: Any) -> Diagnosis:
 def without_advice(path: Path, **asked: Any) -> Diagnosis:
     """A diagnosis without its advice, which would take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Estimation, "advised", lambda estimation, *_: estimation.estimate())
+        patch.setattr(Estimation, "advised", lambda *_, of: of)
         return diagnosed(path, **asked)
 
 
@@ -148,7 +149,7 @@ def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, 
         assert "# a small one" in copy.read_text() and "lora_r: 16  # enough" in copy.read_text()
     first, *others = result.remedies
     doubtful = replace(first.change, estimate=replace(first.change.estimate, relative_error=0.99))
-    text = diagnosis_text(replace(result, remedies=(replace(first, change=doubtful), *others)))
+    text = changes_text(replace(result, remedies=(replace(first, change=doubtful), *others)))
     assert text.count("give or take 99%") == 1 and "\n  speeds " in text
 
 
@@ -212,7 +213,7 @@ def test_a_file_that_accumulates_only_once_it_is_edited_scatters_after_each_micr
     case = case_of(config, FSDP.replace("steps: 4", "steps: 1").replace("batch_size: 1", "batch_size: 4"))
     smaller = case.nearest_expressible(case.run.config.replace(micro_batch=1))
     assert smaller is not None and case.extra_bytes(smaller) == 0
-    assert case._edits[smaller][SYNC_EACH_BATCH] is True
+    assert case._reached[smaller][0][SYNC_EACH_BATCH] is True
 
 
 def test_whole_gradients_raise_a_peak_in_evaluation_by_less(config: Path) -> None:
@@ -220,8 +221,8 @@ def test_whole_gradients_raise_a_peak_in_evaluation_by_less(config: Path) -> Non
     estimate, gradients = case.estimation.estimate(), bytes_beyond(case.run, load("smollm2-135m"))["gradients"]
     in_evaluation = estimate.phase_peaks["backward"] + gradients // 4
     evaluated = replace(estimate, phase_peaks={**estimate.phase_peaks, "evaluation": in_evaluation})
-    assert counted(estimate, case.run, case.estimation, 0).device_bytes - estimate.device_bytes == gradients
-    whole = counted(evaluated, case.run, case.estimation, 0)
+    assert of_whole_run(estimate, case.run, case.estimation, 0).device_bytes - estimate.device_bytes == gradients
+    whole = of_whole_run(evaluated, case.run, case.estimation, 0)
     assert whole.device_bytes - estimate.device_bytes == gradients - gradients // 4
     assert whole.phase_peaks["evaluation"] == in_evaluation
 
@@ -287,6 +288,8 @@ def test_weights_in_8_bits_and_modules_trained_whole_are_counted(config: Path) -
     assert whole.device_bytes - plain.device_bytes == 16 * 49152 * 576
     assert sum(whole.breakdown.values()) == whole.device_bytes
     assert whole.memory_limit_bytes == plain.memory_limit_bytes
+    less_than_these_modules = diagnosed(config, model="smollm2-135m", memory_limit="400MiB")
+    assert not less_than_these_modules.fits and not less_than_these_modules.remedies
 
 
 def test_an_error_names_the_card_and_what_is_left_of_it(config: Path) -> None:
@@ -332,7 +335,7 @@ def test_a_file_that_fits_and_has_failed_is_not_made_faster(config: Path) -> Non
     assert result.fits and [remedy.settings for remedy in result.remedies] == [{"eval_batch_size": 4}]
     of_saving = OF_EVALUATION.replace("evaluation_loop", "save_model")
     result = diagnosed(config, model="smollm2-135m", traceback=of_saving)
-    assert result.fits and not result.remedies and "faster" not in diagnosis_text(result)
+    assert result.fits and not result.remedies and "faster" not in changes_text(result)
 
 
 @pytest.mark.parametrize("text", [TRL_SMALL, AXOLOTL], ids=["trl", "axolotl"])
@@ -363,8 +366,8 @@ def test_a_checkpoint_that_exceeds_the_hosts_memory_is_noted(config: Path, in_sh
     case = Case(SourceFile.read(config), reader)
     estimate = case.estimation.estimate()
     small, enough = (replace(estimate, host_memory_bytes=estimate.saving_host_bytes + more) for more in (-1, 0))
-    assert estimate.copied_bytes and not any("checkpoints" in note for note in case._notes(enough))
-    assert any("checkpoints: saving one takes" in note for note in case._notes(small)) is not in_shards
+    assert estimate.copied_bytes and not any("checkpoints" in note for note in notes_on_run(case, enough))
+    assert any("checkpoints: saving one takes" in note for note in notes_on_run(case, small)) is not in_shards
 
 
 OF_BACKWARD = ERROR + '\n  File "/x/torch/autograd/graph.py", line 1, in _engine_run_backward\n'
@@ -558,7 +561,7 @@ def test_logits_that_newer_trl_has_not_show_an_older_one(tmp_path: Path) -> None
     case = Case(SourceFile.read(path), replace(reader_of("trl", path), trainer=without_chunked_loss(READERS["trl"])))
     fused = case.run.config.replace(loss="fused")
     assert case.nearest_expressible(fused) == fused
-    assert case._edits[fused]["use_liger_kernel",] is True
+    assert case._reached[fused][0]["use_liger_kernel",] is True
     other = without_advice(path, model="smollm2-135m", traceback=ERROR)
     assert other.run.config["loss"] == "chunked" and not any("older than 1.7" in note for note in other.notes)
 
@@ -618,7 +621,7 @@ def test_training_arguments_need_what_they_do_not_say(tmp_path: Path) -> None:
     assert (result.run.config["method"], result.run.config["rank"], result.fits) == ("lora", 16, True)
     assert all(remedy.change.estimate.config["rank"] == 16 for remedy in result.remedies)
     short = diagnosed(path, model="smollm2-135m", seq_len=256, memory_limit="500MiB")
-    assert not short.remedies and not short.in_script and "--also method=lora" in short.notes[-1]
+    assert not short.remedies and not short.in_script and "--also method=lora" in short.to_json()["notes"][-1]
 
 
 def test_what_the_script_decides_is_said_where_the_file_can_only_train_something_else(tmp_path: Path) -> None:
@@ -633,7 +636,7 @@ def test_what_the_script_decides_is_said_where_the_file_can_only_train_something
     documents = result.to_json()["in_script"]
     assert [change["script"] for change in documents] == list(result.in_script)
     assert documents[0].keys() == {"script", "change", "effect", "estimate"}
-    in_script, of_file = diagnosis_text(result).partition("fits with, in your script")[2].split("\nfits with\n")
+    in_script, of_file = changes_text(result).partition("fits with, in your script")[2].split("\nfits with\n")
     assert "such as --also precision=bf16" in in_script and "method=lora" in in_script
     assert "trains something else" in of_file
 
@@ -653,8 +656,8 @@ def test_adapters_under_mixed_precision_are_those_of_weights_that_the_script_loa
     path.write_text(f'{{"output_dir": "out", "per_device_train_batch_size": 1, "{key}": true}}')
     result = without_advice(path, model="smollm2-135m", seq_len=128, memory_limit="2200MiB")
     assert not result.fits and list(result.in_script) == scripts
-    assert f"such as --also {also}" in diagnosis_text(result)
-    assert not any("--also method=lora" in note for note in result.notes)
+    assert f"such as --also {also}" in changes_text(result)
+    assert not any("--also method=lora" in note for note in result.to_json()["notes"])
 
 
 def test_a_model_that_is_unknown_here_is_asked_for(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

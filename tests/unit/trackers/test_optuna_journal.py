@@ -109,5 +109,5 @@ def test_the_command_says_what_is_new(store: Store, autofit: Autofit) -> None:
         done = autofit("track", "optuna", "--model", "smollm2-135m", "--out", "team.log")
         assert (done.code, done.out.splitlines()) == (
             0,
-            [f"11 trials are in the journal team.log: {new} new", "`optuna-dashboard team.log` shows them"],
+            [f"11 trials in the journal team.log: {new} new", "`optuna-dashboard team.log` shows them"],
         )

@@ -75,7 +75,7 @@ def test_a_run_is_a_trial_and_comes_once(store: Store, tmp_path: Path) -> None:
         done = track(tmp_path, WANDB_MODE="offline")
         assert done.returncode == 0, done.stderr
         verdict, note = done.stdout.splitlines()
-        assert verdict == f"{total} trials are in W&B at {tmp_path}/wandb (offline): {new} new"
+        assert verdict == f"{total} trials in W&B at {tmp_path}/wandb (offline): {new} new"
         assert f"wandb sync {tmp_path}/wandb/offline-run-*" in note
     runs = {run.id: run for run in map(run_in, tmp_path.glob("wandb/offline-run-*/*.wandb"))}
     assert len(runs) == total

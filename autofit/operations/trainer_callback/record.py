@@ -10,7 +10,7 @@ import torch
 from autofit.core.lattice import Config
 from autofit.core.outcome import Trial
 from autofit.operations.recommendation import search_command
-from autofit.operations.run_config import config_of, job_of, options_of
+from autofit.operations.trainer_callback.config import config_of, job_of, options_of
 from autofit.planning.requests import WorkloadOptions
 from autofit.store import Store
 from autofit.techniques import Job

@@ -24,7 +24,7 @@ from autofit.core.errors import UsageError
 from autofit.core.outcome import Trial
 from autofit.core.units import GIB, MIB
 from autofit.operations import frontier, recommend
-from autofit.operations.run_config import own_command
+from autofit.operations.trainer_callback.config import own_command
 from autofit.planning.requests import WorkloadOptions
 from autofit.store import Store
 from autofit.trial.program.command import Command

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autofit.catalog.models import load, names
+from autofit.catalog.models import names
 from autofit.core.errors import NothingFits, NotMeasured, UsageError
 from autofit.core.frontier import Point, point, ties
 from autofit.core.outcome import Fits, Trial
 from autofit.core.units import format_bytes
 from autofit.core.workload import Goal, Workload
 from autofit.operations.recommendation import recommend, search_command
+from autofit.planning.requests import hub_id
 from autofit.store import NoStore, Store
 from autofit.techniques.short_text import short
 from autofit.trainers import training_arguments
@@ -140,4 +141,4 @@ def _is_named(measured: str, name: str) -> bool:
     """Whether a workload's model is the one that was loaded from `name`: a hub id or a folder."""
     if not name or measured in (name, Path(name).name):
         return bool(name)
-    return measured in names() and load(measured).source.partition(",")[0].lower() == name.lower()
+    return measured in names() and hub_id(measured).lower() == name.lower()

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from autofit.catalog.models import VOLATILE_KEYS, Model, architecture, load, names
+from autofit.catalog.models import VOLATILE_KEYS, Model, architecture, names
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config, Value
-from autofit.planning.requests import WorkloadOptions
+from autofit.planning.requests import WorkloadOptions, hub_id
 from autofit.techniques import Job, complete
 from autofit.techniques.adapters import unwrap
 from autofit.trainers import training_arguments
@@ -161,7 +161,7 @@ def _named(model: Any) -> str:
     name = str(getattr(base.config, "_name_or_path", None) or "")
     if not name:
         raise UsageError("its model does not say where it was loaded from")
-    return next((n for n in names() if load(n).source.partition(",")[0].lower() == name.lower()), name)
+    return next((n for n in names() if hub_id(n).lower() == name.lower()), name)
 
 
 def _check_same(config: dict[str, Any], named: Model) -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
 
     # Imported where it is used: a trial has no use for the store, and would count its libraries' memory.
-    from autofit.operations.run_advice import RunMeasurements
-    from autofit.operations.run_record import RunRecord
+    from autofit.operations.trainer_callback.advice import RunMeasurements
+    from autofit.operations.trainer_callback.record import RunRecord
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             self._held_bytes = nvml.held_bytes()
 
     def _begin_record(self, args: TrainingArguments, model: Any, optimizer: Any) -> None:
-        from autofit.operations.run_record import RunRecord
+        from autofit.operations.trainer_callback.record import RunRecord
 
         if self._record is not None:  # of a run that has failed
             self._record.close()
@@ -145,7 +145,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             self._record = None
 
     def _advise(self, args: TrainingArguments, model: Any) -> None:
-        from autofit.operations.run_advice import run_measurements
+        from autofit.operations.trainer_callback.advice import run_measurements
 
         self._measurements = run_measurements(args, model, sys.argv[0], self._store)
         advice = None if self._measurements is None else self._measurements.advice()
@@ -153,7 +153,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             _log.warning("%s", advice)
 
     def _report(self, step_seconds: float) -> None:
-        from autofit.operations.run_advice import report
+        from autofit.operations.trainer_callback.advice import report
 
         _log.warning("%s", report(self._measurements, step_seconds, _peak_bytes()))
 

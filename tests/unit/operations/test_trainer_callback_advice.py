@@ -18,7 +18,7 @@ from unit.operations.made_trials import fits, make_trial
 import autofit
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
-from autofit.operations import trainer_callback
+from autofit.operations.trainer_callback import callback
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -97,7 +97,7 @@ def test_evaluations_and_the_ends_of_epochs_are_in_no_step_that_is_told(
 ) -> None:
     """As in the run that is stored, and in trials. By a clock that the model moves."""
     now = [0.0]
-    monkeypatch.setattr(trainer_callback, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(callback, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Slow(Model):
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
