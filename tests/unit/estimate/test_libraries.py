@@ -459,7 +459,11 @@ def test_fsdp_holds_the_root_until_the_first_layer_is_whole() -> None:
 
 def test_a_flat_buffer_is_one_block_and_what_it_replaces_leaves_holes() -> None:
     """`flatten_on_accelerator`: the adapters lie between the base's weights until they are copied."""
-    line = estimator(job_of(OF, 2)).trace(complete(parse("method=qlora,sharding=zero2,micro_batch=1"))).timeline
+    line = (
+        estimator(job_of(OF, 2))
+        .trace(complete(parse("method=qlora,precision=fp32,sharding=zero2,micro_batch=1")))
+        .timeline
+    )
     sizes, storages = line.sizes[: line.setup], line.storages[: line.setup]
     freed = np.flatnonzero(sizes < 0)
     made = [int(np.flatnonzero((storages == storages[i]) & (sizes > 0))[0]) for i in freed]
