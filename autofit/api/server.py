@@ -50,7 +50,7 @@ def serve(
     with ExitStack() as stack:
         opened = stack.enter_context(Store.open(store, create=with_runner))
         listening = stack.enter_context(_listening(host, port))
-        runner = stack.enter_context(_runner(store)) if with_runner else None
+        runner = stack.enter_context(_runner(opened)) if with_runner else None
         app = create_app(
             opened,
             token=token,
@@ -82,7 +82,7 @@ def _has_token(store: str | None) -> bool:
 
 
 @contextmanager
-def _runner(store: str | None) -> Iterator[Runner | None]:
+def _runner(store: Store) -> Iterator[Runner | None]:
     """The server's own runner; None on a machine without a device that trials can use."""
     from autofit.operations.service.runner import Runner, running
 

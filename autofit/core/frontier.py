@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,6 +11,7 @@ from autofit.core.document import Document
 from autofit.core.lattice import Config
 from autofit.core.outcome import Measurement, Trial
 from autofit.core.repeatability import widened
+from autofit.core.verdict import contradiction, most_memory, standing
 from autofit.core.workload import METHODS, Workload
 
 MAX_TIE = 0.05
@@ -168,6 +169,22 @@ class Frontier:
         """The frontiers of `points`, whatever their methods; `about` are the fields that are not made of points."""
         every = tuple(points)
         return cls(points=frontiers(timed_in_full(every)), considered=every, **about)
+
+    @classmethod
+    def judged(
+        cls, configs: Collection[Sequence[Trial]], memory_limit_bytes: int, between: float, **about: Any
+    ) -> Frontier:
+        """The frontiers of configs under a limit, 0 standing for none, from the attempts of each, oldest first: each
+        config is known by one of them (`verdict.standing`). `between` is that of their hardware; `about` as for `of`.
+        """
+        known = ((standing(attempts, memory_limit_bytes), attempts) for attempts in configs)
+        points = (point(t, sum(a.timed_in_full for a in attempts), between) for t, attempts in known if t is not None)
+        contradictions = (contradiction(a, memory_limit_bytes or most_memory(a)) for a in configs if len(a) > 1)
+        return cls.of(
+            sorted((p for p in points if p is not None), key=lambda p: p.trial_id or 0),
+            contradictory=sum(found is not None for found in contradictions),
+            **about,
+        )
 
     def only(self, keep: Callable[[Config], bool]) -> Frontier:
         """The frontiers of the configs that `keep` accepts. It must judge all configs of a family alike: `considered`

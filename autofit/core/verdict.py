@@ -74,6 +74,8 @@ def _settling(attempts: Sequence[Trial], memory_limit_bytes: int, deadline_secon
 def standing(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> Trial | None:
     """The attempt by which a frontier knows a config: the one that settles it within the limit, else the one that
     settles it under the most memory that any attempt had; None if it knows none."""
+    if len(attempts) == 1:  # as most configs have, and as the rest of this says at ten times the cost
+        return attempts[0] if isinstance(attempts[0].outcome, Fits) and not attempts[0].why_set_aside else None
     within = verdict(attempts, memory_limit_bytes)
     if within is not None and within.fits_within(memory_limit_bytes):
         return within

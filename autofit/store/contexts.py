@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autofit.store.tables import OF_CONTEXT, ContextRow, HardwareRow, TrialRow, WorkloadRow, table_of
@@ -33,8 +34,8 @@ def newest_trial(connection: Connection, context: Context) -> int:
 
 
 def changed(connection: Connection, context: Context) -> None:
-    """Says that trials of this one mean something else now."""
-    raised = update(ContextRow).values(version=ContextRow.version + 1)
+    """Says that a trial of this one is set aside."""
+    raised = update(ContextRow).values(version=ContextRow.version + 1, set_asides=ContextRow.set_asides + 1)
     connection.execute(raised.filter_by(**dict(zip(OF_CONTEXT, context, strict=True))))
 
 
@@ -51,11 +52,10 @@ def workloads(connection: Connection, *, model: str | None, hardware_key: str | 
     )
 
 
-def newest_site(connection: Connection, keys: Mapping[str, str]) -> tuple[str, str | None] | None:
-    """The digest of the hardware that a context's newest trial ran on, and its driver; None for a context without
-    trials."""
-    site = connection.execute(_NEWEST_SITE, keys).one_or_none()
-    return None if site is None else (site.hardware_digest, site.driver)
+def state(connection: Connection, keys: Mapping[str, str]) -> Row[*tuple[Any, ...]] | None:
+    """A context's newest trial, with the digest of its hardware and its driver, and how often one of its trials was set
+    aside; None for a context without trials."""
+    return connection.execute(_STATE, keys).one_or_none()
 
 
 def hardware(connection: Connection) -> list[str]:
@@ -72,10 +72,11 @@ def version(connection: Connection, hardware_key: str | None, workload_key: str 
     return ".".join(f"{row.version}-{row.last_trial_id}" for row in rows)
 
 
-def versions(connection: Connection) -> list[tuple[Context, str]]:
-    """Every context with its version."""
+def versions(connection: Connection, *conditions: ColumnElement[bool]) -> list[tuple[Context, str]]:
+    """Every context that meets the conditions, with its version."""
     columns = [getattr(ContextRow, name) for name in OF_CONTEXT]
-    return [((*keys,), str(raised)) for raised, *keys in connection.execute(select(ContextRow.version, *columns))]
+    rows = connection.execute(select(ContextRow.version, *columns).where(*conditions))
+    return [((*keys,), str(raised)) for raised, *keys in rows]
 
 
 def outcomes(connection: Connection, context: Context) -> Counter[str]:
@@ -118,11 +119,12 @@ _EVERY_HARDWARE = (
     .where(TrialRow.id.in_(select(_NEWEST.scalar_subquery()).select_from(HardwareRow)))
     .order_by(TrialRow.id.desc())
 )
-# Not by the index of the hardware, which would lead past all that other contexts ran since.
-_NEWEST_OF_CONTEXT = select(func.max(TrialRow.id + 0)).where(
+_NEWEST_OF_CONTEXT = select(func.max(TrialRow.id)).where(
     *(getattr(TrialRow, name) == bindparam(name) for name in OF_CONTEXT)
 )
 # Not by `last_trial_id`, which imports of older versions gave to all contexts that they changed.
-_NEWEST_SITE = select(TrialRow.hardware_digest, TrialRow.driver).where(
-    TrialRow.id == _NEWEST_OF_CONTEXT.scalar_subquery()
+_STATE = (
+    select(TrialRow.id, TrialRow.hardware_digest, TrialRow.driver, ContextRow.set_asides)
+    .join_from(TrialRow, ContextRow, and_(*(getattr(ContextRow, n) == getattr(TrialRow, n) for n in OF_CONTEXT)))
+    .where(TrialRow.id == _NEWEST_OF_CONTEXT.scalar_subquery())
 )

@@ -1,53 +1,29 @@
-"""The trials that a frontier needs: the database selects them, `core` judges what they mean together.
+"""The trials that decide a context's frontiers: an index tells which may, and `core` judges what they mean.
 
 Configs that ran more than once show how much executions of one config differ, and so which speeds are ties.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
-from typing import Any
+from operator import attrgetter, itemgetter
+from typing import Any, cast
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Double,
-    Row,
-    ScalarSelect,
-    Select,
-    String,
-    and_,
-    bindparam,
-    case,
-    cast,
-    exists,
-    func,
-    or_,
-    select,
-    tuple_,
-)
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, exists, func, select
 from sqlalchemy.orm import aliased
 
-from autofit.core.frontier import Frontier, Point
-from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, OutOfMemory, Trial, outcome_from_json
+from autofit.core.frontier import Frontier
+from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.repeatability import Execution
-from autofit.core.verdict import contradiction, most_memory, standing
 from autofit.store import contexts
 from autofit.store.database.engine import ROWS_AT_ONCE
-from autofit.store.rows import Reader, readable
-from autofit.store.tables import OF_CONFIG, OF_CONTEXT, TrialRow, WorkloadRow
+from autofit.store.rows import Reader
+from autofit.store.tables import OF_CONFIG, OF_CONTEXT, TrialRow, WorkloadRow, table_of
 
 Columns = Any
 """`TrialRow` or an alias of it."""
-_CONFIG = tuple(getattr(TrialRow, name) for name in OF_CONFIG)
-NEVER = -1.0
-"""A speed that no trial has."""
 LATEST = 2000
 """Number of the hardware's latest trials that are examined: about those of the last hundred searches. How noisy a
 machine is changes over time, and an answer must not wait for its whole history."""
@@ -58,12 +34,6 @@ def same_config(trial: Columns, other: Columns) -> ColumnElement[bool]:
     return and_(*(getattr(trial, name) == getattr(other, name) for name in OF_CONFIG))
 
 
-def only_of_config(condition: ColumnElement[bool]) -> ColumnElement[bool]:
-    """`condition` on the trials of one config, wrapped in a CASE so that the database finds the config's few rows by
-    their key instead of using the index of all trials with one outcome."""
-    return case((condition, 1), else_=0) == 1
-
-
 def of_own_step(rows: Columns) -> ColumnElement[bool]:
     """The condition that a trial is of autofit's own step, and not of a user's program: those show of their hardware
     what else such a program does."""
@@ -71,124 +41,151 @@ def of_own_step(rows: Columns) -> ColumnElement[bool]:
     return exists().where(of_trial, WorkloadRow.body["program"].as_string().is_(None))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
-    """A trial that is on its family's frontier under some memory limit, unless others of its config speak against it.
-
-    Trials timed in full and trials stopped early have separate frontiers, so that none of the latter hides one of the
-    former.
-    """
-
-    kind: tuple[bool, str]
-    """Whether its timing stopped early, and its family."""
-    point: Point
-    attempts: Sequence[Trial]
-    """All attempts of its config, oldest first; empty where it represents the config under every limit."""
-
-    def represents(self, memory_limit_bytes: int) -> bool:
-        """Whether its config is known by it under this limit (`core.verdict.standing`)."""
-        if not self.attempts:
-            return True
-        trial = standing(self.attempts, memory_limit_bytes)
-        return trial is not None and trial.trial_id == self.point.trial_id
+Row = tuple[int, float, int, str, int, str, bool, str]
+"""What the index of contexts holds of a trial (`_INDEXED`). Its bytes and speed are None if it did not fit; those that
+did sort by memory, speed and age. A plain tuple: the garbage collector leaves these alone, of which there are many."""
+_INDEXED = (
+    *("device_bytes", "tokens_per_second", "id", "config_key"),
+    *("memory_limit_bytes", "outcome", "stopped_early", "family"),
+)
+_number, _config = itemgetter(2), itemgetter(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """What every frontier of a context is taken from, whatever its memory limit."""
 
-    contenders: Sequence[Contender]
-    """In the order of kind, memory, speed and age. What is left out is, under every limit, no faster than one of the
-    same kind that comes before it."""
-    both_ways: Sequence[Sequence[Trial]]
-    """The attempts of each config whose attempts may contradict each other."""
+    rows: Sequence[Row]
+    """The trials of the configs that decide it."""
+    attempts: Mapping[str, Sequence[Trial]]
+    """The same by config, oldest first."""
+    between: float
+    """How much executions differ on the hardware."""
     about: Mapping[str, Any]
-    """The fields of its frontiers that depend on neither."""
+    """The fields of its frontiers that depend on none of these."""
+    newest: int
+    """The number of the context's newest trial."""
+    set_asides: int
+    """How often a trial of the context had been set aside."""
 
     def frontier(self, memory_limit_bytes: int) -> Frontier:
         """That under a limit; 0 stands for none."""
-        contradictions = (contradiction(a, memory_limit_bytes or most_memory(a)) for a in self.both_ways)
-        return Frontier.of(
-            sorted(self._undominated(memory_limit_bytes), key=lambda point: point.trial_id or 0),
-            **self.about,
-            contradictory=sum(found is not None for found in contradictions),
-        )
-
-    def _undominated(self, memory_limit_bytes: int) -> Iterator[Point]:
-        """The frontiers of the families: at least those points that `Frontier.of` would keep, whichever families it is
-        given."""
-        for _, of_kind in groupby(self.contenders, attrgetter("kind")):
-            fastest = 0.0
-            for contender in of_kind:
-                if contender.point.tokens_per_second > fastest and contender.represents(memory_limit_bytes):
-                    fastest = contender.point.tokens_per_second
-                    yield contender.point
+        return Frontier.judged(self.attempts.values(), memory_limit_bytes, self.between, **self.about)
 
 
-def of_context(connection: Connection, reader: Reader, keys: Mapping[str, str], between: float) -> Ranking | None:
-    """The ranking of a context, on whose hardware executions differ by `between`; None if it has no trials."""
-    newest = contexts.newest_site(connection, keys)
-    if newest is None:
+def of_context(
+    connection: Connection, reader: Reader, keys: Mapping[str, str], between: float, before: Ranking | None
+) -> Ranking | None:
+    """The ranking of a context, on whose hardware executions differ by `between`; None if it has no trials.
+
+    Of one that was read `before`, what later trials do not concern is kept.
+    """
+    state = contexts.state(connection, keys)
+    if state is None:
         return None
-    digest, driver = newest
-    trials, out_of_memory = (connection.scalar(query, keys) for query in (_EVERY, _OUT_OF_MEMORY))
+    trials, out_of_memory = connection.execute(_COUNTS, keys).one()
+    kept = before if before is not None and before.set_asides == state.set_asides else None
+    rows, attempts = _read_since(connection, keys, kept, trials)
+    deciding = _deciding(rows, attempts)
+    while missing := deciding - attempts.keys():
+        read = _read_attempts(connection, reader, rows, missing)
+        attempts |= read
+        if any(trial.why_set_aside for trials in read.values() for trial in trials):
+            deciding = _deciding(rows, attempts)
     return Ranking(
-        contenders=_read_contenders(connection, reader, keys, between),
-        both_ways=list(both_ways(connection, reader, keys)),
+        rows=[row for row in rows if _config(row) in deciding],
+        attempts={config: attempts[config] for config in deciding},
+        between=between,
         about={
-            "hardware": reader.hardware(connection, digest),
+            "hardware": reader.hardware(connection, state.hardware_digest),
             "workload": reader.workload(connection, keys["workload_key"]),
-            "stack": reader.stack(connection, keys["stack_key"], driver),
+            "stack": reader.stack(connection, keys["stack_key"], state.driver),
             "trials": trials,
             "out_of_memory": out_of_memory,
         },
+        newest=state.id,
+        set_asides=state.set_asides,
     )
 
 
-def _read_contenders(
-    connection: Connection, reader: Reader, keys: Mapping[str, str], between: float
-) -> list[Contender]:
-    """The contenders of a context.
+def contradicting(connection: Connection, reader: Reader) -> Iterator[Sequence[Trial]]:
+    """The attempts of each config of the store that has run out of memory and has fitted in no more: they contradict
+    each other, unless later ones have settled it."""
+    for context, _ in sorted(contexts.versions(connection)):
+        rows = _read_rows(connection, _ROWS, dict(zip(OF_CONTEXT, context, strict=True)))
+        yield from _read_attempts(connection, reader, rows, _both_ways(rows)).values()
 
-    An index holds the trials of each kind in that order. In one statement the database walks from each contender to the
-    next trial that is faster than all earlier configs, as far as these have an attempt that represents them under every
-    limit; it reads no other config's rows.
+
+def _read_since(
+    connection: Connection, keys: Mapping[str, str], before: Ranking | None, trials: int
+) -> tuple[list[Row], dict[str, Sequence[Trial]]]:
+    """The rows of a context among which are those that decide it, now that it has so many trials, and the attempts of
+    those configs that are known from `before`."""
+    if before is None:
+        return _read_rows(connection, _ROWS, keys), {}
+    added = connection.scalars(_ADDED, {**keys, "after": before.newest}).all()
+    # Another number says that one was committed after one of a higher number.
+    if before.about["trials"] + len(added) != trials or len(added) > ROWS_AT_ONCE:
+        return _read_rows(connection, _ROWS, keys), {}
+    configs = set(added)
+    attempts = {config: trials for config, trials in before.attempts.items() if config not in configs}
+    if any(len(before.attempts.get(config, ())) == 1 for config in configs):  # what it alone has hidden may come back
+        return _read_rows(connection, _ROWS, keys), attempts
+    rows = [row for row in before.rows if _config(row) not in configs]
+    return rows + _read_rows(connection, _ROWS_OF_CONFIGS, {**keys, "configs": list(configs)}), attempts
+
+
+def _deciding(rows: Iterable[Row], attempts: Mapping[str, Sequence[Trial]]) -> set[str]:
+    """The configs on which a context's frontiers depend: those that contradict themselves, and those that are faster
+    than all of their kind that take less memory.
+
+    A config that was tried once hides what is worse, because it is known by the same trial under every limit: unless
+    its attempts say that this one is set aside. Kinds have separate frontiers: those of a family, because a user may
+    allow no other, and of what was stopped early, which gives way to what was timed in full.
     """
-    rows = connection.execute(_CONTENDERS, keys).all()
-    repeated = {row.config_key: row.id for row in rows if row.known is None or row.runs > 1}
-    configs = {number: config for config, number in repeated.items()}
-    numbers = list(configs)
-    attempts: dict[str, list[Trial]] = defaultdict(list)  # the contenders of a config share them
+    runs = Counter(map(_config, rows))
+    kinds = defaultdict[tuple[bool, str], list[Row]](list)
+    for row in rows:
+        _, _, _, _, _, outcome, stopped_early, family = row
+        if outcome == Fits.kind:
+            kinds[stopped_early, family].append(row)
+    deciding = _both_ways(rows)
+    for fits in kinds.values():
+        fastest = 0.0
+        for _, speed, _, config, *_ in sorted(fits):
+            if speed > fastest:
+                deciding.add(config)
+                if runs[config] == 1 and not any(trial.why_set_aside for trial in attempts.get(config, ())):
+                    fastest = speed
+    return deciding
+
+
+def _both_ways(rows: Iterable[Row]) -> set[str]:
+    """The configs that have run out of memory and have fitted in no more."""
+    ran_out: dict[str, int] = {}
+    for _, _, _, config, limit, outcome, _, _ in rows:
+        if outcome == OutOfMemory.kind:
+            ran_out[config] = max(limit, ran_out.get(config, 0))
+    fits = (row for row in rows if _config(row) in ran_out and row[5] == Fits.kind)
+    return {config for size, _, _, config, *_ in fits if size <= ran_out[config]}
+
+
+def _read_rows(connection: Connection, query: Select[*tuple[Any, ...]], values: Mapping[str, Any]) -> list[Row]:
+    return [cast(Row, tuple(row)) for row in connection.execute(query, values)]
+
+
+def _read_attempts(
+    connection: Connection, reader: Reader, rows: Iterable[Row], configs: Collection[str]
+) -> dict[str, Sequence[Trial]]:
+    """All attempts of these configs, oldest first."""
+    numbers = list({_config(row): _number(row) for row in rows if _config(row) in configs}.values())
+    attempts: dict[str, list[Trial]] = defaultdict(list)
     for start in range(0, len(numbers), ROWS_AT_ONCE):
-        for row in connection.execute(_ATTEMPTS, {"numbers": numbers[start : start + ROWS_AT_ONCE]}):
-            attempts[configs[row.number]].append(reader.trial(connection, row))
-    return [_contender(row, attempts.get(row.config_key, ()), between) for row in rows]
-
-
-def _contender(row: Row[*tuple[Any, ...]], attempts: Sequence[Trial], between: float) -> Contender:
-    with readable(f"trial {row.id}"):
-        outcome = outcome_from_json(row.evidence)
-        assert isinstance(outcome, Fits)
-        return Contender(
-            kind=(row.stopped_early, row.family),
-            point=Point(
-                config=Config.from_json(row.config),
-                measurement=outcome.measurement,
-                trial_id=row.id,
-                runs=sum(t.timed_in_full for t in attempts) if attempts else int(not row.stopped_early),
-                between=between,
-                in_doubt=row.suspect,
-            ),
-            attempts=attempts,
-        )
-
-
-def both_ways(connection: Connection, reader: Reader, keys: Mapping[str, str] | None = None) -> Iterator[list[Trial]]:
-    """The attempts of each config that has run out of memory and has fitted in no more, which contradict each other
-    unless later ones have settled it: of one context, or of all."""
-    rows = connection.execute(_BOTH_WAYS if keys is None else _BOTH_WAYS_OF_CONTEXT, keys or {})
-    for _, attempts in groupby(rows, lambda row: row[-len(_CONFIG) :]):
-        yield [reader.trial(connection, row) for row in attempts]
+        chosen = connection.execute(_ATTEMPTS, {"numbers": numbers[start : start + ROWS_AT_ONCE]}).all()
+        # Sorted here: to have the order from an index, SQLite would walk that of the context.
+        for row in sorted(chosen, key=attrgetter("id")):
+            attempts[row.config_key].append(reader.trial(connection, row))
+    return dict(attempts)
 
 
 def repeated_executions(connection: Connection, hardware_key: str) -> list[list[Execution]]:
@@ -207,110 +204,11 @@ def repeated_executions(connection: Connection, hardware_key: str) -> list[list[
 # Statements are built once, because that takes longer than running them.
 
 
-def _of_context(rows: Columns) -> tuple[Any, ...]:
-    """The condition that a trial is of the context that is asked for."""
-    return tuple(getattr(rows, name) == bindparam(name) for name in OF_CONTEXT)
-
-
-def _fitted(rows: Columns) -> tuple[Any, ...]:
-    """The condition that a trial of that context fitted."""
-    return *_of_context(rows), rows.outcome == Fits.kind
-
-
-def _both_ways(*, everywhere: bool) -> Select[*tuple[Any, ...]]:
-    failed, fitted = aliased(TrialRow, name="failed"), aliased(TrialRow, name="fitted")
-    # Few configs have several trials, and an index alone tells which: only their rows are read.
-    several = func.count() > 1
-    candidates = select(*_CONFIG).group_by(*_CONFIG).having(several).subquery()
-    if not everywhere:  # what is the same for all takes as long to group by
-        same = (bindparam(name, type_=String).label(name) for name in OF_CONTEXT)
-        of_context = select(*same, TrialRow.config_key).where(*_of_context(TrialRow))
-        candidates = of_context.group_by(TrialRow.config_key).having(several).subquery()
-    ways = (failed.outcome == OutOfMemory.kind, fitted.outcome == Fits.kind)
-    contradicts = only_of_config(and_(*ways, fitted.device_bytes <= failed.memory_limit_bytes))
-    query = (
-        select(TrialRow, *_CONFIG)
-        .join_from(candidates, TrialRow, same_config(TrialRow, candidates.c))
-        .where(exists().where(same_config(failed, candidates.c), same_config(fitted, candidates.c), contradicts))
-    )
-    return query.order_by(*_CONFIG, TrialRow.id)
-
-
-def _known(row: Columns) -> ScalarSelect[float]:
-    """What the database can tell of how a fitting trial's config is known (`core.verdict.standing`).
-
-    The least speed by which it may be known under any limit, where every trial by which it may be is of this one's kind
-    and comes no later in its order; `NEVER` where it is known by others only; NULL where that depends on the limit.
-
-    It depends on none where a config has only fitted, by trials that are not set aside, or has run out of less memory
-    than any of these took; if one that was stopped early takes no less than all that were timed in full, it counts only
-    where there are none of them.
-    """
-    each = aliased(TrialRow, name="each")
-    fits, ran_out = each.outcome == Fits.kind, each.outcome == OutOfMemory.kind
-    full, alike = and_(fits, ~each.stopped_early), and_(fits, each.stopped_early == row.stopped_early)
-    later = and_(alike, tuple_(*_order(each)) > tuple_(*_order(row)))
-    set_aside = and_(each.suspect, each.device_state["set_aside"].as_string().is_not(None))
-    least, least_full = func.min(each.device_bytes), func.min(case((full, each.device_bytes)))
-    whatever_the_limit = and_(
-        func.max(case((or_(ran_out, and_(fits, ~set_aside)), 0), else_=1)) == 0,
-        func.coalesce(func.max(case((ran_out, each.memory_limit_bytes))), 0) < least,
-        func.coalesce(least_full, least) == least,
-    )
-    none_later = func.max(case((later, 1), else_=0)) == 0
-    value = case(
-        (~whatever_the_limit, None),
-        (and_(row.stopped_early, least_full.is_not(None)), NEVER),
-        (none_later, func.min(case((alike, each.tokens_per_second)))),
-    )
-    return select(value).where(same_config(each, row)).correlate(row).scalar_subquery()
-
-
-def _order(row: Columns) -> tuple[Any, ...]:
-    return row.device_bytes, row.tokens_per_second, row.id
-
-
-def _contenders() -> Select[*tuple[Any, ...]]:
-    kinds = select(TrialRow.stopped_early, TrialRow.family).where(*_fitted(TrialRow)).distinct().subquery()
-    before_all = {"bytes": cast(-1, BigInteger), "speed": cast(0, Double), "number": cast(0, BigInteger)}
-    none_known = {"known": cast(0, Double), "fastest": cast(0, Double)}
-    start = select(kinds, *(value.label(name) for name, value in {**before_all, **none_known}.items()))
-    last = start.cte("contenders", recursive=True)
-    fastest = case((last.c.known > last.c.fastest, last.c.known), else_=last.c.fastest)
-    following, found = aliased(TrialRow, name="following"), aliased(TrialRow, name="found")
-    number = (
-        select(following.id)
-        .where(
-            *_fitted(following),
-            following.stopped_early == last.c.stopped_early,
-            following.family == last.c.family,
-            tuple_(*_order(following)) > tuple_(last.c.bytes, last.c.speed, last.c.number),
-            following.tokens_per_second > fastest,
-        )
-        .order_by(*_order(following))
-        .limit(1)
-        .correlate(last)
-        .scalar_subquery()
-    )
-    columns = (last.c.stopped_early, last.c.family, *_order(found), _known(found), fastest)
-    every = last.union_all(select(*columns).join_from(last, found, found.id == number))
-    other = aliased(TrialRow, name="other")
-    alike = case((and_(other.outcome == Fits.kind, other.stopped_early == TrialRow.stopped_early), 1), else_=0)
-    runs = select(func.sum(alike)).where(same_config(other, TrialRow)).scalar_subquery().label("runs")
-    return (
-        select(TrialRow.id, TrialRow.stopped_early, TrialRow.family, TrialRow.config, TrialRow.config_key)
-        .add_columns(TrialRow.evidence, TrialRow.suspect, every.c.known, runs)
-        .join_from(every, TrialRow, TrialRow.id == every.c.number)
-        .where(or_(every.c.known.is_(None), every.c.known != NEVER))
-        .order_by(TrialRow.stopped_early, TrialRow.family, *_order(TrialRow))
-    )
-
-
 def _attempts() -> Select[*tuple[Any, ...]]:
-    """All attempts, oldest first, of the configs of given trials."""
+    """All attempts of the configs of given trials."""
     one = aliased(TrialRow, name="one")
-    query = select(TrialRow, one.id.label("number")).join_from(one, TrialRow, same_config(TrialRow, one))
-    return query.where(one.id.in_(bindparam("numbers", expanding=True))).order_by(one.id, TrialRow.id + 0)
+    query = select(TrialRow).join_from(one, TrialRow, same_config(TrialRow, one))
+    return query.where(one.id.in_(bindparam("numbers", expanding=True)))
 
 
 def _undisturbed(rows: Columns) -> ColumnElement[bool]:
@@ -335,13 +233,18 @@ def _repeated() -> Select[*tuple[Any, ...]]:
     return (
         select(run.stack_key, run.workload_key, run.config_key, run.tokens_per_second, spread)
         .join_from(repeated, run, same_config(run, repeated.c))
-        .where(only_of_config(_undisturbed(run)))
+        .where(_undisturbed(run))
         .order_by(run.id)
     )
 
 
-_EVERY = select(func.count()).select_from(TrialRow).where(*_of_context(TrialRow))
-_OUT_OF_MEMORY = _EVERY.where(TrialRow.outcome == OutOfMemory.kind)
-_BOTH_WAYS, _BOTH_WAYS_OF_CONTEXT = _both_ways(everywhere=True), _both_ways(everywhere=False)
-_CONTENDERS, _ATTEMPTS = _contenders(), _attempts()
+_TRIALS = table_of(TrialRow).c
+_OF_CONTEXT = tuple(_TRIALS[name] == bindparam(name) for name in OF_CONTEXT)
+_ROWS = select(*(_TRIALS[name] for name in _INDEXED)).where(*_OF_CONTEXT)
+_ROWS_OF_CONFIGS = _ROWS.where(_TRIALS.config_key.in_(bindparam("configs", expanding=True)))
+_ADDED = select(_TRIALS.config_key).where(*_OF_CONTEXT, _TRIALS.id > bindparam("after"))
+_COUNTS = select(
+    func.count(), func.coalesce(func.sum(case((_TRIALS.outcome == OutOfMemory.kind, 1), else_=0)), 0)
+).where(*_OF_CONTEXT)
+_ATTEMPTS = _attempts()
 _REPEATED = _repeated()

@@ -32,7 +32,7 @@ from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue
 from autofit.store.searches.search import Search
 from autofit.store.searches.search import read as read_search
-from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
+from autofit.store.tables import OF_CONTEXT, ContextRow, SearchRow, TrialRow, WorkloadRow
 
 T = TypeVar("T")
 RANKINGS = 200
@@ -54,8 +54,8 @@ class Newest(Generic[T]):
         return kept[1]
 
 
-class Conditions(TypedDict, total=False):
-    """Conditions that trials must meet; one that is absent or None matches any."""
+class OfContexts(TypedDict, total=False):
+    """Conditions that contexts, and so their trials, must meet; one that is absent or None matches any."""
 
     hardware_key: str | None
     stack_key: str | None
@@ -64,6 +64,12 @@ class Conditions(TypedDict, total=False):
     """The workload's model."""
     workload: Mapping[str, float | str | Sequence[int]] | None
     """The values that other fields of the workload must have."""
+
+
+class Conditions(OfContexts, total=False):
+    """Conditions that trials must meet. Trials of one hardware have an index in their order, and so have those of one
+    hardware, stack and workload."""
+
     outcome: str | None
     """The outcome's kind."""
     search_id: str | None
@@ -180,9 +186,7 @@ class Store:
         """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set; at
         most `limit`. With `before`, only those with lower numbers."""
         clauses = _where(conditions) + ([] if before is None else [TrialRow.id < before])
-        # Of a workload by its own index: that of the hardware has the order, and leads past all that others ran.
-        number = TrialRow.id if conditions.get("workload_key") is None else TrialRow.id + 0
-        order = number.desc() if newest_first else number.asc()
+        order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
         query = select(TrialRow).where(*clauses).order_by(order)
         if limit is not None:
             # The page is found by an index alone, so that the rows before it are never read.
@@ -190,18 +194,18 @@ class Store:
             query = select(TrialRow).where(TrialRow.id.in_(page)).order_by(order)
         return self._all_trials(query)
 
-    def count(self, **conditions: Unpack[Conditions]) -> int:
+    def count(self, *, outcome: str | None = None, **conditions: Unpack[OfContexts]) -> int:
         """How many trials meet every given condition, all attempts."""
-        query = select(func.count(TrialRow.id)).where(*_where(conditions))
-        return self._database.fetch(lambda c: c.scalar(query)) or 0
+        counts = self.outcomes(**conditions)
+        return counts.total() if outcome is None else counts[outcome]
 
-    def outcomes(self) -> Counter[str]:
+    def outcomes(self, **conditions: Unpack[OfContexts]) -> Counter[str]:
         """How many trials there are of each outcome; those of a context are counted anew once it has changed."""
 
         def work(connection: Connection) -> Counter[str]:
             counts = (
                 self._outcomes[context].as_of(version, partial(contexts.outcomes, connection, context))
-                for context, version in contexts.versions(connection)
+                for context, version in contexts.versions(connection, *_of_contexts(conditions, ContextRow))
             )
             return sum(counts, Counter())
 
@@ -251,12 +255,13 @@ class Store:
         """
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
 
-        def read() -> Ranking | None:
-            between = self.between_executions(hardware_key)
-            return self._database.fetch(lambda c: ranking.of_context(c, self._reader, keys, between))
+        newest = self._rankings(**keys)
 
-        version = self.version(hardware_key=hardware_key, workload_key=workload_key)
-        ranked = self._rankings(**keys).as_of(version, read)
+        def read() -> Ranking | None:
+            between, before = self.between_executions(hardware_key), newest.kept and newest.kept[1]
+            return self._database.fetch(lambda c: ranking.of_context(c, self._reader, keys, between, before))
+
+        ranked = newest.as_of(self.version(hardware_key=hardware_key, workload_key=workload_key), read)
         return None if ranked is None else ranked.frontier(memory_limit_bytes or 0)
 
     def between_executions(self, hardware_key: str) -> float:
@@ -325,10 +330,18 @@ class Store:
 
 
 def _where(conditions: Conditions) -> list[ColumnElement[bool]]:
+    clauses = _of_contexts(conditions, TrialRow)
+    values = {name: conditions.get(name) for name in ("outcome", "search_id")}
+    clauses += [getattr(TrialRow, name) == value for name, value in values.items() if value is not None]
+    if conditions.get("own_step"):
+        clauses.append(ranking.of_own_step(TrialRow))
+    return clauses
+
+
+def _of_contexts(conditions: OfContexts, rows: type[TrialRow] | type[ContextRow]) -> list[ColumnElement[bool]]:
     workload, model = conditions.get("workload") or {}, conditions.get("model")
-    columns = ("hardware_key", "stack_key", "workload_key", "outcome", "search_id")
-    values = {name: conditions.get(name) for name in columns}
-    clauses = [getattr(TrialRow, name) == value for name, value in values.items() if value is not None]
+    keys = {name: conditions.get(name) for name in OF_CONTEXT}
+    clauses = [getattr(rows, name) == value for name, value in keys.items() if value is not None]
     of_workload = [
         WorkloadRow.body[name].as_float() == float(value)
         if isinstance(value, int | float)
@@ -338,7 +351,5 @@ def _where(conditions: Conditions) -> list[ColumnElement[bool]]:
     if model is not None:  # databases refuse to compare with what they cannot hold
         of_workload.append(WorkloadRow.model == model if is_storable(model) else false())
     if of_workload:
-        clauses.append(TrialRow.workload_key.in_(select(WorkloadRow.key).where(*of_workload)))
-    if conditions.get("own_step"):
-        clauses.append(ranking.of_own_step(TrialRow))
+        clauses.append(rows.workload_key.in_(select(WorkloadRow.key).where(*of_workload)))
     return clauses

@@ -141,18 +141,20 @@ class TrialRow(Base):
     __table_args__ = (
         UniqueConstraint(*OF_IDENTITY, "attempt", name="uq_trials_attempt"),
         Index("ix_trials_hardware", "hardware_key", "id"),
-        # In the frontier's own order, so that a query sorts nothing and reads no row (ranking.py).
+        # The latest of a context, and all that says which of its trials may be on a frontier (ranking.py).
         Index(
-            "ix_trials_frontier",
+            "ix_trials_context",
             "workload_key",
             "hardware_key",
             "stack_key",
+            "id",
+            "config_key",
             "outcome",
             "stopped_early",
             "family",
             "device_bytes",
             "tokens_per_second",
-            "id",
+            "memory_limit_bytes",
         ),
     )
 
@@ -212,6 +214,8 @@ class ContextRow(Base):
     noise count as ties is learnt from all workloads of the hardware, and may move meanwhile."""
     last_trial_id: Mapped[int] = mapped_column(BigInteger)
     """Its newest trial."""
+    set_asides: Mapped[int] = mapped_column(server_default="0")
+    """How often one of its trials was set aside: while this stays, so does what was read of earlier ones."""
 
 
 class TokenRow(Base):

@@ -183,6 +183,16 @@ def test_what_fitted_before_the_host_ran_out_must_show_it_again() -> None:
     assert verdict([first, at(9, HOST)], 10 * GIB) == first, "it had less"
 
 
+@pytest.mark.parametrize(
+    "outcome", [fits(4, 100, allocated=3), early(4, 100), out_of_memory(), HOST, crashed(), DIVERGED]
+)
+@pytest.mark.parametrize("limit", [0.0, 2.0, 3.5, 4.0, 10.0])
+def test_one_attempt_stands_as_among_others_that_say_nothing(outcome: Outcome, limit: float) -> None:
+    for state in (None, DeviceState(seconds=1.0, set_aside="slower than others of its type")):
+        trial = replace(at(10, outcome), device_state=state)
+        assert standing([trial], int(limit * GIB)) == standing([at(10, MACHINERY), trial], int(limit * GIB))
+
+
 def test_a_frontier_shows_what_settles_a_config_within_the_limit_or_else_beyond_it() -> None:
     light, heavy, failed = at(10, fits(4, 100)), at(20, fits(12, 200)), at(10, out_of_memory())
     assert standing([light]) == standing([light], 4 * GIB) == light

@@ -153,7 +153,7 @@ def _drive(
 ) -> None:
     """Run the searches, each with a driver of its own, until all have ended. Raises `EnvironmentLacks` once no driver
     is left."""
-    with running([_runner(request, standing.search_id) for standing in standings]) as failures:
+    with running([_runner(request, standing.search_id, store) for standing in standings]) as failures:
         while True:
             for standing in standings:
                 standing.look(store)
@@ -175,10 +175,10 @@ def _withdraw(campaign_id: str, standings: Sequence[Standing], store: Store) -> 
                 store.queue.cancel(search.search_id, for_all=False)
 
 
-def _runner(request: SearchRequest, search_id: str) -> Runner:
+def _runner(request: SearchRequest, search_id: str, store: Store) -> Runner:
     """Drives one of a request's searches, with the workers that it asks for."""
     return Runner(
-        request.store,
+        store,
         ray_address=request.ray_address,
         in_place=request.in_place,
         workers=request.workers,

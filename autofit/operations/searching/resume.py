@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -60,14 +60,15 @@ def answered_by(request: SearchRequest, plan: Plan, store: Store) -> str | None:
     return None
 
 
-def answered_plan(request: SearchRequest) -> Plan | None:
+def answered_plan(request: SearchRequest, opened: Store | None = None) -> Plan | None:
     """The plan of a cluster's search that the store answers, so that it need not wait for a device: for a card that is
-    named, under the versions that are installed here, as on all nodes. None if the cluster must be asked."""
+    named, under the versions that are installed here, as on all nodes. None if the cluster must be asked. The request's
+    store is opened if it is not."""
     wanted = None if request.ray_address is None or request.fresh else requested_card(request.hardware, request.device)
     if wanted is None:
         return None
     _, workload = request.workload.resolve()
-    with suppress(NoStore), Store.open(request.store, create=False) as store:
+    with suppress(NoStore), nullcontext(opened) if opened else Store.open(request.store, create=False) as store:
         answers = filter(_is_answer, store.searches(stack_key=installed_stack().key, workload_key=workload.key))
         sites = [(s.hardware, s.stack) for s in answers if s.hardware is not None and s.stack is not None]
         for hardware, stack in dict.fromkeys(site for site in sites if site[0].name == wanted.name):
@@ -95,6 +96,7 @@ class Driver(Heartbeat):
 
     def __init__(self, store: Store, lease: Lease) -> None:
         super().__init__(store.queue, lease)
+        self.store = store
         self.loop: SearchLoop | None = None
         """Set once it is about to run."""
         self.result: SearchResult | None = None

@@ -43,17 +43,18 @@ def search(
     """Search for the fastest config that fits.
 
     Every trial is committed as it ends, so that after an interruption or a kill the same request resumes from there.
-    `driver` has the lease if a runner has claimed the search. Raises `NothingFits` if nothing fits, `EnvironmentLacks`
-    if the machine cannot run trials, no trial could end within the time budget, or another process drives the same
-    search, `LeaseLost` if the search is cancelled.
+    `driver` has the lease if a runner has claimed the search, and its store is used. Raises `NothingFits` if nothing
+    fits, `EnvironmentLacks` if the machine cannot run trials, no trial could end within the time budget, or another
+    process drives the same search, `LeaseLost` if the search is cancelled.
     """
     started = time.monotonic()
-    known_plan = answered_plan(request)
+    opened = None if driver is None else driver.store
+    known_plan = answered_plan(request, opened)
     on_cluster = request.ray_address is not None and known_plan is None
     with ExitStack() as stack:
         pool = stack.enter_context(closing(open_pool(request))) if on_cluster else None
         plan = known_plan or resolve(request, pool)
-        store = stack.enter_context(Store.open(request.store))
+        store = opened or stack.enter_context(Store.open(request.store))
         import_rescued(store)
         if driver is not None:
             begin(request, plan, store, driver.lease)

@@ -46,7 +46,7 @@ class Runner:
 
     def __init__(
         self,
-        store: str | None,
+        store: Store | str | None,
         *,
         ray_address: str | None = None,
         in_place: bool = False,
@@ -54,9 +54,10 @@ class Runner:
         device: str = "auto",
         search_id: str | None = None,
     ) -> None:
-        """With `search_id` it drives that search alone. Otherwise it takes searches for what the cluster at
-        `ray_address` has or may get, or without one for this machine's device only; raises `EnvironmentLacks` if there
-        is none that trials can use, and `UsageError` for options that exclude each other."""
+        """`store` is one that is open, and stays so, or the URL of one. With `search_id` it drives that search alone.
+        Otherwise it takes searches for what the cluster at `ray_address` has or may get, or without one for this
+        machine's device only; raises `EnvironmentLacks` if there is none that trials can use, and `UsageError` for
+        options that exclude each other."""
         check_driven(workers=workers, ray_address=ray_address, in_place=in_place)
         self._store = store
         self._driver_options: dict[str, Any] = {
@@ -89,7 +90,8 @@ class Runner:
         announced, last_error = False, ""
         with ExitStack() as stack:
             stack.callback(self.stop)  # whatever ends it
-            store = stack.enter_context(Store.open(self._store))
+            given = self._store
+            store = given if isinstance(given, Store) else stack.enter_context(Store.open(given))
             while not self._stopping.is_set():
                 self._looked_at, pause = time.monotonic(), LOOK_SECONDS
                 try:
@@ -141,7 +143,7 @@ class Runner:
         _log.info("autofit: search %s begins, epoch %d", lease.search_id, lease.epoch)
         message = {
             "lease": lease.to_json(),
-            "store": self._store,
+            "store": store.url,
             "runner": os.getpid(),
             "driven": self._driver_options,
         }

@@ -89,9 +89,17 @@ def run_measurements(args: TrainingArguments, model: Any, script: str, store: st
                 return None
             best = recommend(workload, goal=goal, store=opened).point
             hardware_key = detect()[0].key
-            fitted = opened.trials(
-                hardware_key=hardware_key, workload_key=workload.key, outcome=Fits.kind, newest_first=True
-            )
+            fitted = [
+                trial
+                for stack in opened.stacks(hardware_key, workload.key)
+                for trial in opened.trials(
+                    hardware_key=hardware_key,
+                    stack_key=stack.key,
+                    workload_key=workload.key,
+                    outcome=Fits.kind,
+                    newest_first=True,
+                )
+            ]
     except (NothingFits, NotMeasured, NoStore):
         return None
     settings = [run.config.get(axis) for axis in DECIDED_AXES]

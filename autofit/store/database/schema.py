@@ -214,7 +214,7 @@ def _damage(connection: Connection) -> list[str]:
 
 
 def _contradictions(connection: Connection) -> tuple[Contradiction, ...]:
-    results = (contradiction(attempts) for attempts in ranking.both_ways(connection, Reader()))
+    results = (contradiction(attempts) for attempts in ranking.contradicting(connection, Reader()))
     return tuple(result for result in results if result is not None)
 
 

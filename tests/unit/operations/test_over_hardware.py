@@ -35,15 +35,14 @@ def drives(monkeypatch: pytest.MonkeyPatch, drive: Callable[[Store, Lease, str],
     """Has searches driven by `drive`, which is told the hardware, in place of runners and Ray."""
 
     class Made:
-        def __init__(self, url: str, *, search_id: str, **options: Any) -> None:
-            self.url, self.search_id = url, search_id
+        def __init__(self, store: Store, *, search_id: str, **options: Any) -> None:
+            self.store, self.search_id = store, search_id
 
         def run(self) -> None:
-            with Store.open(self.url) as store:
-                lease = store.queue.claim(new_owner(), search_id=self.search_id)
-                result = store.search(self.search_id)
-                if lease is not None and result is not None:
-                    drive(store, lease, str(result.hardware_name))
+            lease = self.store.queue.claim(new_owner(), search_id=self.search_id)
+            result = self.store.search(self.search_id)
+            if lease is not None and result is not None:
+                drive(self.store, lease, str(result.hardware_name))
 
         def stop(self) -> None: ...
 

@@ -307,13 +307,14 @@ def test_a_command_drives_the_same_search_that_waits_for_a_runner(
 
 
 def test_waiting_for_a_device_spends_no_time_of_a_runners_search(
-    world: World, request_: SearchRequest, store: Store, monkeypatch: pytest.MonkeyPatch
+    world: World, request_: SearchRequest, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     store.queue.announce(detect("cpu")[0])
     search_id = submit(request_, store)
     lease = store.queue.claim(new_owner(), search_id=search_id)
     assert lease is not None
     spent: list[float] = []
+    elsewhere = tmp_path / "elsewhere.db"
     with Driver(store, lease) as driver:
         open_pool = searching.open_pool
 
@@ -322,9 +323,10 @@ def test_waiting_for_a_device_spends_no_time_of_a_runners_search(
             return open_pool(request)
 
         monkeypatch.setattr(searching, "open_pool", when_one_is_free)
-        searching.search(replace(request_, ray_address="auto"), driver=driver)
+        searching.search(replace(request_, ray_address="auto", store=str(elsewhere)), driver=driver)
         spent.append(driver.spent_seconds)
     assert spent[0] == 0.0 < spent[1]
+    assert store.count() and not elsewhere.exists(), "the driver's store is open: no other is"
 
 
 def test_nobody_takes_a_search_whose_ending_is_being_stored(

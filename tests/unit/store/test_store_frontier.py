@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import event
+from sqlalchemy import Connection, event, update
 from unit.store.conftest import a_trial, context, measured
 
 from autofit.core.device.state import CardState, DeviceState
@@ -20,9 +20,10 @@ from autofit.core.frontier import Frontier, choose, point
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, OutOfMemory, TimedOut, Trial
 from autofit.core.repeatability import between_executions
-from autofit.core.verdict import contradiction, most_memory, standing, verdict
+from autofit.core.verdict import verdict
 from autofit.core.workload import METHODS
-from autofit.store import Store
+from autofit.store import Store, attempts
+from autofit.store.tables import TrialRow
 
 CARDS = itertools.count()
 
@@ -41,18 +42,15 @@ def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier:
     attempts: dict[Config, list[Trial]] = {}
     for trial in trials:
         attempts.setdefault(trial.config, []).append(trial)
-    between = executions_differ_by(attempts)
-    represented = {config: standing(every, limit or 0) for config, every in attempts.items()}
-    runs = {config: sum(a.timed_in_full for a in every) for config, every in attempts.items()}
-    points = [point(trial, runs[config], between) for config, trial in represented.items() if trial is not None]
-    return Frontier.of(
-        sorted((p for p in points if p is not None), key=lambda p: p.trial_id or 0),
+    return Frontier.judged(
+        attempts.values(),
+        limit or 0,
+        executions_differ_by(attempts),
         hardware=trials[-1].hardware,
         workload=trials[-1].workload,
         stack=trials[-1].stack,
         trials=len(trials),
         out_of_memory=sum(isinstance(trial.outcome, OutOfMemory) for trial in trials),
-        contradictory=sum(contradiction(a, limit or most_memory(a)) is not None for a in attempts.values()),
     )
 
 
@@ -244,6 +242,8 @@ def test_equals_the_frontier_of_all_configs_judged_one_by_one(shared: Store, dra
         trial = drawn_trial(one)
         card = replace(trial.hardware, device_name=f"card {number}")
         tried.append(shared.add(replace(trial, hardware=card)))
+        frontier, expected = stored_frontier(shared, tried[-1]), frontier_of(tried)
+        assert replace(frontier, considered=()) == replace(expected, considered=()), "read on from the one before"
     for limit in (None, 1, *LIMITS):
         frontier, expected = stored_frontier(shared, tried[-1], limit), frontier_of(tried, limit)
         # Which points are considered is the store's affair, as long as none is missing that may be chosen.
@@ -306,7 +306,10 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(tmp_path: 
         engine = store._database.engine
         event.listen(engine, "before_cursor_execute", lambda *given: statements.append((given[2], given[3])))
         stored_frontier(store, trial, limit)
+        store.add(replace(trial, config=trial.config.replace(rank=64), outcome=measured(), trial_id=None))
+        stored_frontier(store, trial, limit)
         store.attempts(**context(trial))
+        store.trials(**context(trial), newest_first=True, limit=1)
         store.hardware()
     with closing(sqlite3.connect(path)) as connection:
         plans = [
@@ -317,15 +320,28 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(tmp_path: 
         ]
     walked = [statement for plan, statement in plans if plan.startswith("SCAN trials")]
     assert all("ORDER BY trials.id DESC" in w and "LIMIT" in w for w in walked), "but for the latest rows"
-    for alias in ("failed", "fitted", "run", "each", "other"):
-        ways = [plan for plan, _ in plans if plan.startswith(f"SEARCH {alias} ")]
-        assert ways and all("config_key=?" in way for way in ways), (alias, ways)
-    following = [plan for plan, _ in plans if plan.startswith("SEARCH following ")]
-    assert following and all("COVERING INDEX ix_trials_frontier" in way for way in following), following
-    of_config = [plan for plan, statement in plans if " AS one" in statement and plan.startswith("SEARCH trials ")]
+    of_config = [plan for plan, _ in plans if plan.startswith("SEARCH run ")]
+    of_config += [plan for plan, statement in plans if " AS one" in statement and plan.startswith("SEARCH trials ")]
     assert of_config and all("config_key=?" in way for way in of_config), of_config
-    of_context = [plan for plan, statement in plans if "trials.workload_key = " in statement]
-    assert of_context and not any("ix_trials_hardware" in plan for plan in of_context), "past all that ran there since"
+    of_context = [(plan, statement) for plan, statement in plans if "trials.workload_key = " in statement]
+    ways = [plan for plan, _ in of_context if plan.startswith("SEARCH trials ")]
+    assert ways and not any("ix_trials_hardware" in way for way in ways), "past all that ran there since"
+    assert sum("COVERING INDEX ix_trials_context" in way for way in ways) >= 6, "without the rows that a frontier hides"
+    assert not any("ORDER BY" in plan for plan, _ in of_context), "the index has the order"
+
+
+def test_a_trial_that_is_committed_after_one_of_a_higher_number_counts(store: Store) -> None:
+    first, second = (a_trial(config=a_trial().config.replace(rank=rank), outcome=measured(rank)) for rank in (8, 16))
+    store.add(second)
+    before = stored_frontier(store, second)
+
+    def commit(connection: Connection) -> None:
+        number = attempts.add(connection, first, None, uid="late")
+        connection.execute(update(TrialRow).where(TrialRow.id == number).values(id=-1))
+
+    store._database.commit(commit)
+    after = stored_frontier(store, second)
+    assert (before.trials, after.trials) == (1, 2) and {p.config for p in after.considered} > {second.config}
 
 
 def test_what_the_user_does_not_allow_hides_nothing(store: Store) -> None:
