@@ -11,7 +11,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import AFTER, LOSS, Category, Event, MemoryTrace, Place, Storage
+from autofit.estimate.memory.memory_trace import (
+    AFTER,
+    BEFORE,
+    LOSS,
+    SETUP,
+    Category,
+    Event,
+    MemoryTrace,
+    Place,
+    Storage,
+)
 from autofit.estimate.sharding.ddp import into_buckets, is_tied
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
 from autofit.estimate.sharding.library import Holdings, Traffic
@@ -50,6 +60,8 @@ class ZeroThree(Zero):
         self._overflow_checked(edit, last, trained)
         self.norm(edit, last)
         away = self.offload in ("params", "nvme")
+        if self.pinned and not away:
+            self._set_up(edit)
         parameters = [s for s in edit.trace.storages if s.trained is not None]
         persisting = [s.bytes for s in parameters if self._persists(s)]
         for storage in parameters:
@@ -64,6 +76,33 @@ class ZeroThree(Zero):
             edit.allocate(wide, None, shares=self.ranks, holds=Category.GRADIENTS)
             edit.allocate(wide, None, shares=self.ranks, holds=Category.OPTIMIZER)
         return edit.trace
+
+    def _set_up(self, edit: Edit) -> None:
+        """A layer is whole until each of its parameters is partitioned (`ZeroSharder`), what is outside the layers to
+        the end. The parts of trained parameters then move to a flat buffer (`defragment`), and leave holes."""
+        place, indices = Place(SETUP, BEFORE), {id(storage): index for index, storage in enumerate(edit.trace.storages)}
+        events: list[Event] = []
+        of_root: list[tuple[Storage, Sequence[int]]] = []
+
+        def partition(whole: list[tuple[Storage, Sequence[int]]]) -> None:
+            for storage, all_of_it in whole:
+                events.append(Event(indices[id(storage)], True))
+                edit.free(events, all_of_it)
+
+        for layer, storages in itertools.groupby(in_order(edit.trace), key=lambda storage: storage.layer):
+            whole = of_root if layer is ROOT else []
+            for storage in storages:
+                if storage.trained is None or self._persists(storage):
+                    events.append(Event(indices[id(storage)], True))
+                else:
+                    whole.append((storage, edit.allocate([storage.bytes], place, events=events)))
+            if layer is not ROOT:
+                partition(whole)
+        partition(of_root)
+        moved = [p for p in edit.trained() if not self._persists(p)]
+        edit.allocate([p.bytes for p in moved], place, shares=self.ranks, holds=Category.WEIGHTS, events=events)
+        edit.free(events, [indices[id(parameter)] for parameter in moved])
+        edit.trace.segments.insert(0, (place, events))
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         moved = Zero.traffic(self, holdings, micro_steps)
