@@ -40,6 +40,7 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.time.fitted_rates import calibrated
 from autofit.estimate.time.guessed_rates import prior
 from autofit.estimate.time.roofline import Rates, seconds
+from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.operations.recording.table_file import is_table, read_table
 from autofit.prediction.calibration import with_observed_allocator
 from autofit.prediction.probing import rates_of
@@ -127,8 +128,8 @@ def latest(trials: Iterable[Trial]) -> list[list[Trial]]:
     return [list(known.values()) for known in found.values() if known]
 
 
-def compared(trials: Sequence[Trial], probe: Probe | None = None) -> list[Row]:
-    """The trials of one workload, each with its prediction."""
+def compared(trials: Sequence[Trial], probe: Probe | None = None, cache: TraceCache | None = None) -> list[Row]:
+    """The trials of one workload, each with its prediction. Without a cache of traces, everything is traced anew."""
     first, rates = trials[0], prior(trials[0].hardware)
     job = Job(model=load(first.workload.model), workload=first.workload, hardware=first.hardware, stack=first.stack)
     # The context is part of what is compared, so trials do not show it.
@@ -136,7 +137,7 @@ def compared(trials: Sequence[Trial], probe: Probe | None = None) -> list[Row]:
     job = as_probed(job, probe)
     if probe is not None and rates is not None:
         rates = rates_of(probe, rates)
-    estimator = Estimator(job, rates)
+    estimator = Estimator(job, rates, cache=cache)
     estimates = (estimator.estimate(trial.config, memory_limit_bytes=trial.memory_limit_bytes) for trial in trials)
     return [Row(trial=one, estimate=said, job=job, rates=rates) for one, said in zip(trials, estimates, strict=True)]
 

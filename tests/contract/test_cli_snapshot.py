@@ -14,6 +14,7 @@ import snapshot_file
 import typer
 
 from autofit.cli.main import app
+from tests.here import run_here
 
 PROGRAM = str(Path(sys.executable).with_name("autofit"))
 
@@ -115,15 +116,15 @@ def test_the_help_names_every_trainer() -> None:
 
 
 @pytest.mark.parametrize("command", [*(name for name, _ in commands()), "db", "bench", "token"])
-def test_help_fits_a_terminal_and_gives_examples(command: str) -> None:
-    done = subprocess.run(
-        [PROGRAM, *command.split(), "--help"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""
+def test_help_fits_a_terminal_and_gives_examples(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = run_here([*command.split(), "--help"], capfd)
+    assert (code, err) == (0, "")
     if command in face():
-        assert "Examples:\n" in done.stdout
-        assert f"  autofit {command}" in done.stdout
+        assert "Examples:\n" in out
+        assert f"  autofit {command}" in out
 
 
 def completed(words: str, shell: str = "bash") -> list[str]:

@@ -29,7 +29,7 @@ from autofit.workers.cluster.nodes import HARDWARE_LABEL
 from tests.emulated_card.cards import Machine
 
 DIES, STAYS = "a10g", "h100-80g"
-CARDS = {DIES: 2, STAYS: 1, "rtx-4090": 1}
+CARDS = {DIES: 2, STAYS: 1}
 """How many cards the machine of each kind has."""
 SPACE = """
 purpose: A handful of configs for tests, each of which is on the frontier.

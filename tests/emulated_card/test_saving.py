@@ -15,13 +15,33 @@ from autofit import estimate
 from tests.emulated_card.cards import Machine
 
 TRAINED = '''
-import json, os, sys
+import json, os, signal, socket, sys
 from contextlib import contextmanager
 import torch
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from autofit.training.postponed import import_postponed
 
 folder, method, sharding = sys.argv[1:]
+with import_postponed("bitsandbytes"):  # it asks for the card, which no fork survives
+    from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+    if sharding.startswith("zero"):
+        import deepspeed
+
+def two_ranks():
+    """Go on as two ranks, each forked from here with all that is imported; if one fails, all end."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    for rank in "01":
+        if os.fork() == 0:
+            os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+            return
+    if os.wait()[1] or os.wait()[1]:
+        os.killpg(0, signal.SIGKILL)
+    sys.exit()
+
+if sharding != "none":
+    two_ranks()
 model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
 width = model.config.hidden_size
 if method == "lora":
@@ -95,14 +115,14 @@ def saved(home: Path, folder: Path, model: dict[str, Any], method: str, sharding
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(model))
     (folder / "train.py").write_text(TRAINED)
-    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command = [sys.executable, "-W", "ignore", *launcher, str(folder / "train.py")]
     with Machine(home, *["a10g"] * ranks) as machine:
         # Another test may have told DeepSpeed to run on the processor.
         own = {"SAVED": str(folder / "saved"), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cuda"}
         environment = {**os.environ, **machine.environment, **own}
-        words = [*command, str(folder / "model"), method, sharding]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+        words = [sys.executable, "-W", "ignore", str(folder / "train.py"), str(folder / "model"), method, sharding]
+        done = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=600, start_new_session=True
+        )
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"part"')]
     assert len(found) == 2 * ranks, done.stderr[-3000:]
     config = f"method={method},sharding={sharding},optimizer=adamw,precision=bf16-mixed"

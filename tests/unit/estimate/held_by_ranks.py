@@ -10,6 +10,7 @@ transit and for what is in files, and of the roots that an update operation by o
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -132,6 +133,7 @@ def main(configs: list[str]) -> None:
 
     torch.set_num_threads(1)
     build(complete(parse("method=qlora")), job(MODEL), torch.device("cpu"))  # imports what ranks need
+    gc.freeze()  # DeepSpeed collects garbage again and again: none of this is ever scanned
     found: dict[str, list[list[dict[str, int]]]] = {}
     for ranks in sorted(set(map(ranks_of, configs))):
         of_group = [config for config in configs if ranks_of(config) == ranks]

@@ -19,7 +19,7 @@ from autofit.techniques.selective import BUDGETS
 from autofit.training.build import build
 from tests.tiny import CPU, CUDA_HARDWARE, job, model
 
-WIDE = model("llama", hidden_size=64, intermediate_size=224, num_hidden_layers=2, num_attention_heads=4, head_dim=16)
+WIDE = model("llama", hidden_size=64, intermediate_size=224, num_hidden_layers=1, num_attention_heads=4, head_dim=16)
 BATCH, TOKENS = 4, 96
 HERE = job(WIDE, seq_len=TOKENS, global_batch=BATCH)
 LACKING = missing_tool("cpu")

@@ -20,6 +20,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, SEEN_CONTEXT_BYTES, assumptions, of_trace
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimator import Estimator
+from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.operations.recording.table_file import read_table
 from autofit.prediction.estimation import site
 from autofit.techniques import Job, complete, parse
@@ -95,7 +96,7 @@ def test_every_estimate_for_a_gpu_says_that_its_context_is_a_guess() -> None:
 def test_how_far_compiled_trials_were_is_that_of_the_records() -> None:
     table = read_table(RECORDED / "memory" / "compiled-cpu-zen4-2c-smollm2-135m.jsonl")
     job = Job(model=load("smollm2-135m"), workload=table.workload, hardware=table.hardware, stack=table.stack)
-    estimator = Estimator(job, None)
+    estimator = Estimator(job, None, cache=TraceCache.of_user())
     of_processor = [
         trial.measurement.device_bytes
         / estimator.estimate(trial.config, memory_limit_bytes=table.memory_limit_bytes).device_bytes

@@ -20,6 +20,7 @@ from autofit.estimate.assumptions import COMPILE_ERROR, SEEN_CONTEXT_BYTES
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.deviation import ONE_CARD
+from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques.job import Job
 
@@ -52,7 +53,8 @@ def compared() -> Callable[[str], list[Any]]:
         trials, probe = estimate_trials.read(BENCHMARKS / "recorded" / f"{table}.jsonl")
         steps = (replace(step, work=replace(step.work, estimator=ESTIMATOR_VERSION)) for step in probe.steps)
         probe = replace(probe, steps=tuple(steps))  # whose work other versions count much alike
-        return [row for row in estimate_trials.compared(trials, probe) if row.measured is not None]
+        found = estimate_trials.compared(trials, probe, TraceCache.of_user())
+        return [row for row in found if row.measured is not None]
 
     return rows
 
@@ -141,7 +143,8 @@ def trainers_runs(file: str) -> Iterator[tuple[dict[str, Any], Estimate]]:
         row = json.loads(line)
         trial = Trial.from_json(row["trial"])
         job = Job(model=load(trial.workload.model), workload=trial.workload, hardware=trial.hardware, stack=trial.stack)
-        yield row, Estimator(job, None).estimate(trial.config, memory_limit_bytes=trial.memory_limit_bytes)
+        estimator = Estimator(job, None, cache=TraceCache.of_user())
+        yield row, estimator.estimate(trial.config, memory_limit_bytes=trial.memory_limit_bytes)
 
 
 def test_a_trainers_own_run_takes_what_is_predicted() -> None:

@@ -207,7 +207,6 @@ for name in {names}:
 
 ON_NVIDIA_WITHOUT_TOOLKIT = """
 import json
-import sys
 import torch
 from torch.utils import cpp_extension
 from deepspeed.accelerator import get_accelerator
@@ -220,38 +219,41 @@ torch.cuda.is_available = lambda: True
 OpBuilder.has_function = lambda *asked: True
 native_ops._has_libaio = lambda: True
 native_ops.load_operation = lambda name: None
-given = {}
-cpp_extension.load = lambda name, **asked: given.update({name: asked})
-for name in native_ops.operations():
-    native_ops.build(name, portable="portable" in sys.argv)
+given = {"here": {}, "anywhere": {}}
+for where, asked_there in given.items():
+    cpp_extension.load = lambda name, **asked: asked_there.update({name: asked})
+    for name in native_ops.operations():
+        native_ops.build(name, portable=where == "anywhere")
 print(json.dumps(given))
 """
 
 
-def test_nothing_is_compiled_with_a_cuda_toolkit(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def asked_of_the_compiler(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, Any]]]:
+    """The arguments of each operation for this processor and for any, on a machine with an NVIDIA GPU and no
+    toolkit."""
+    folder = tmp_path_factory.mktemp("extensions")
+    done = subprocess.run(
+        [sys.executable, "-c", ON_NVIDIA_WITHOUT_TOOLKIT], capture_output=True, text=True,
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(folder), "DS_ACCELERATOR": "cuda"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_nothing_is_compiled_with_a_cuda_toolkit(asked_of_the_compiler: dict[str, Any]) -> None:
     """What would be compiled on a machine with an NVIDIA GPU and no toolkit: nothing of CUDA, each operation alone."""
-    given = asked_of_the_compiler(tmp_path)
+    given = asked_of_the_compiler["here"]
     assert list(given) == list(native_ops.operations())
     for arguments in given.values():
         flags = [*arguments["extra_cflags"], *arguments["extra_include_paths"], *arguments["extra_ldflags"]]
         assert not arguments["with_cuda"] and not [flag for flag in flags if "cuda" in flag.lower()]
 
 
-def test_what_is_portable_is_not_compiled_for_this_processor(tmp_path: Path) -> None:
-    here = asked_of_the_compiler(tmp_path)["cpu_adam"]["extra_cflags"]
-    anywhere = asked_of_the_compiler(tmp_path, "portable")["cpu_adam"]["extra_cflags"]
+def test_what_is_portable_is_not_compiled_for_this_processor(asked_of_the_compiler: dict[str, Any]) -> None:
+    here, anywhere = (asked_of_the_compiler[where]["cpu_adam"]["extra_cflags"] for where in ("here", "anywhere"))
     assert "-march=native" in here
     assert set(native_ops.PORTABLE[platform.machine()]) < set(anywhere) and "-march=native" not in anywhere
-
-
-def asked_of_the_compiler(folder: Path, *words: str) -> dict[str, dict[str, Any]]:
-    """The arguments of each operation, on a machine with an NVIDIA GPU and no toolkit."""
-    done = subprocess.run(
-        [sys.executable, "-c", ON_NVIDIA_WITHOUT_TOOLKIT, *words], capture_output=True, text=True,
-        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(folder), "DS_ACCELERATOR": "cuda"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def test_without_a_compiler_there_is_nothing_to_build_with(
