@@ -160,9 +160,10 @@ LLAMAFACTORY = Trainer(
         if config["attention"] == "flash" and config["micro_batch"] != 1
         else None
     ),
-    # `apply_liger_kernel` of src/llamafactory/model/model_utils/liger_kernel.py, without those that also see images.
+    # `apply_liger_kernel` of src/llamafactory/model/model_utils/liger_kernel.py, without those that also see images,
+    # and without granite, whose loss Liger leaves as it is unless it is asked.
     liger_models=(
-        *("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite", "llama", "mistral", "mixtral"),
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "llama", "mistral", "mixtral"),
         *("olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "gpt_oss"),
     ),
 )
