@@ -141,21 +141,24 @@ def test_llamafactory_says_what_the_config_says(some: list[Recommendation]) -> N
 
 NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
     "axolotl": [
-        ({"attention": "flash", "precision": "fp32"}, set()),
-        ({"attention": "flash"}, {"precision=bf16-mixed"}),
-        ({"attention": "flash", "precision": "fp32", "loss": "chunked"}, {"loss=chunked"}),
-        ({"attention": "flash", "precision": "fp32", "checkpointing": "selective"}, {"checkpointing=selective"}),
-        ({"attention": "flash", "precision": "fp32", "checkpointing": "save-attention"}, set()),
-        ({"attention": "efficient", "precision": "fp32"}, {"attention=efficient"}),
-        ({"attention": "flash", "precision": "fp32", "mlp": "tiled"}, {"mlp=tiled"}),
+        ({"attention": "flash", "precision": "fp32", "micro_batch": 64}, set()),
+        ({"attention": "flash"}, {"precision=bf16-mixed", "micro_batch=2"}),
+        ({"attention": "flash", "precision": "fp32", "loss": "chunked"}, {"loss=chunked", "micro_batch=2"}),
+        (
+            {"attention": "flash", "precision": "fp32", "checkpointing": "selective"},
+            {"checkpointing=selective", "micro_batch=2"},
+        ),
+        ({"attention": "flash", "precision": "fp32", "checkpointing": "save-attention"}, {"micro_batch=2"}),
+        ({"attention": "efficient", "precision": "fp32"}, {"attention=efficient", "micro_batch=2"}),
+        ({"attention": "flash", "precision": "fp32", "mlp": "tiled"}, {"mlp=tiled", "micro_batch=2"}),
         (
             {"attention": "flash", "precision": "fp32", "sharding": "fsdp", "optimizer": "adamw-8bit"},
-            {"optimizer=adamw-8bit", "sharding=fsdp"},
+            {"optimizer=adamw-8bit", "sharding=fsdp", "micro_batch=2"},
         ),
-        ({"attention": "flash", "sharding": "zero3", "offload": "nvme"}, {"offload=nvme"}),
+        ({"attention": "flash", "sharding": "zero3", "offload": "nvme"}, {"offload=nvme", "micro_batch=2"}),
         (
             {"attention": "flash", "precision": "fp32", "sharding": "ddp", "offload": "params"},
-            {"offload=params", "sharding=ddp"},
+            {"offload=params", "sharding=ddp", "micro_batch=2"},
         ),
     ],
     "llamafactory": [
