@@ -128,13 +128,12 @@ def _optimizer(value: Value, task: Task) -> Settings:
 
 
 def _loss(value: Value, task: Task) -> Settings:
-    if value == "fused":
-        return _liger(value, task)
-    notes = []
+    notes = ta.left_out_notes(task, AXOLOTL, "axolotl")
     if value == "chunked":
         difference = "axolotl chunks the loss alone; all logits exist at once: more memory than measured"
         notes.append(NeedsMore(f"loss=chunked: {difference}"))
-    return merge(_liger(value, task), settings(*notes, training={"chunked_cross_entropy": value == "chunked"}))
+    training = {} if value == "fused" else {"chunked_cross_entropy": value == "chunked"}
+    return merge(_liger(value, task), settings(*notes, training=training))
 
 
 def _liger(value: Value, task: Task) -> Settings:

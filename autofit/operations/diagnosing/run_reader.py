@@ -54,7 +54,11 @@ class RunReader:
                     s.replace("is sdpa unless", "is eager, as the model has no sdpa, unless") for s in run.assumed
                 ),
             )
-        if model is not None and run.config.get("loss") == "fused" and self._leaves_liger_out(model):
+        if (
+            model is not None
+            and run.config.get("loss") == "fused"
+            and TRAINERS[self.trainer.name].leaves_liger_out(model)
+        ):
             note = f"{_liger_key(values)} does nothing here: {self.trainer.name} leaves Liger out for {model.name}"
             run = replace(run, config=run.config.replace(loss="full").without("kernels"), notes=(*run.notes, note))
         if by_liger(run.config) and not self._has_known_kernels(run, model):
@@ -97,11 +101,6 @@ class RunReader:
             "trl": {"load_in_4bit": True, "use_bnb_nested_quant": double},
         }
         return keys.get(self.trainer.name, {})
-
-    def _leaves_liger_out(self, model: Model) -> bool:
-        """Whether the trainer's switch of Liger does nothing to the model."""
-        of_switch = TRAINERS[self.trainer.name].liger_models
-        return of_switch is not None and model.config["model_type"] not in of_switch
 
     @staticmethod
     def _has_known_kernels(run: Run, model: Model | None) -> bool:

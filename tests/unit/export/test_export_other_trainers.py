@@ -186,10 +186,11 @@ def test_notes_name_what_the_trainer_cannot_say(name: str) -> None:
         assert all(f"# Differs:   {note}" in made.text for note in made.notes)
 
 
-def test_llamafactory_is_said_to_leave_liger_out_where_it_has_none_for_the_model() -> None:
+@pytest.mark.parametrize("name", ["transformers", "axolotl", "llamafactory"])
+def test_trainers_are_said_to_leave_liger_out_where_it_has_nothing_for_the_model(name: str) -> None:
     for model, more in (("pythia-160m", True), ("llama-3.2-1b", False)):
-        made = export(make_recommendation(make_config(loss="fused"), model=model), format="llamafactory", source="x")
-        assert any("leaves Liger out" in note for note in made.notes) is more
+        made = export(make_recommendation(make_config(loss="fused"), model=model), format=name, source="x")
+        assert any("leaves Liger out" in note for note in made.needs_more) is more
 
 
 def test_the_launch_says_how_many_processes() -> None:
