@@ -19,10 +19,11 @@ DEADLINE_SECONDS = 600.0
 PHASES = ("forward", "backward", "optimizer")
 """The phases of a training step, in order."""
 EVALUATION = "evaluation"
-"""The phase between training steps in which sequences are only evaluated; of workloads with an `eval_batch` alone."""
+"""The phase between training steps in which sequences are only evaluated; of workloads with an `eval_batch`, and of a
+user's Trainer."""
 ALL_PHASES = (*PHASES, EVALUATION)
 SAVING = "saving"
-"""The phase in which a checkpoint is saved; of estimates alone."""
+"""The phase in which a checkpoint is saved; of estimates, and of a user's Trainer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

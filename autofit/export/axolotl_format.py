@@ -84,7 +84,10 @@ def _precision(value: Value, task: Task) -> Settings:
 def _micro_batch(value: Value, task: Task) -> Settings:
     size = int(value)
     count = task.workload.batch_per_device // size
-    return settings(training={"micro_batch_size": size, "gradient_accumulation_steps": count})
+    notes = []
+    if task.workload.global_batch > size:  # `AxolotlTrainer.__init__` of core/trainers/base.py
+        notes.append(Near(f"micro_batch={value}: axolotl weighs micro-batches alike, however many labels each has"))
+    return settings(*notes, training={"micro_batch_size": size, "gradient_accumulation_steps": count})
 
 
 def _checkpointing(value: Value, task: Task) -> Settings:
@@ -125,13 +128,12 @@ def _optimizer(value: Value, task: Task) -> Settings:
 
 
 def _loss(value: Value, task: Task) -> Settings:
-    if value == "fused":
-        return _liger(value, task)
-    notes = []
+    notes = ta.left_out_notes(task, AXOLOTL, "axolotl")
     if value == "chunked":
         difference = "axolotl chunks the loss alone; all logits exist at once: more memory than measured"
         notes.append(NeedsMore(f"loss=chunked: {difference}"))
-    return merge(_liger(value, task), settings(*notes, training={"chunked_cross_entropy": value == "chunked"}))
+    training = {} if value == "fused" else {"chunked_cross_entropy": value == "chunked"}
+    return merge(_liger(value, task), settings(*notes, training=training))
 
 
 def _liger(value: Value, task: Task) -> Settings:
@@ -212,6 +214,7 @@ def export_axolotl(task: Recommended) -> Export:
                 "sequence_len": workload.seq_len,
                 "sample_packing": task.packs,
                 "pad_to_sequence_len": task.packs,
+                **({"pad_to_multiple_of": workload.seq_len} if task.packs else {}),  # instead of 64
                 **({} if workload.lengths is None else {"excess_length_strategy": "truncate"}),
             },
             training={

@@ -97,15 +97,12 @@ def _attention(value: Value, task: Task) -> Settings:
 
 
 def _loss(value: Value, task: Task) -> Settings:
-    notes: list[str] = []
+    notes = ta.left_out_notes(task, LLAMAFACTORY, "LLaMA-Factory")
     if by_liger(task.config):
         if value != "fused":
             difference = "LLaMA-Factory uses Liger's loss with its kernels: less memory than was measured"
             notes.append(Near(f"loss={value}: {difference}"))
-    elif value == "fused" and str(task.model().config["model_type"]) not in (LLAMAFACTORY.liger_models or ()):
-        difference = "LLaMA-Factory leaves Liger out for this model, and makes all logits: more memory than measured"
-        notes.append(NeedsMore(f"loss=fused: {difference}"))
-    elif value == "fused":
+    elif value == "fused" and not notes:
         difference = "LLaMA-Factory then uses Liger's other kernels as well; only the loss was measured"
         notes.append(Near(f"loss=fused: {difference}"))
     elif value == "chunked":

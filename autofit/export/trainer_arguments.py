@@ -13,6 +13,7 @@ from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import LogitsInEvaluation, has_habit, trained_format
+from autofit.techniques.habits.known_trainers import Trainer
 from autofit.techniques.selective import BUDGETS
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
@@ -157,6 +158,14 @@ def liger(value: Value, task: Task, *, without_loss: bool = False) -> Settings:
     }
     chosen = {"liger_kernel_config": switches} if layers or loss else {}
     return settings(training={"use_liger_kernel": layers or loss, **chosen})
+
+
+def left_out_notes(task: Task, trainer: Trainer, name: str) -> list[str]:
+    """A note where the trainer, called `name`, does without Liger's loss for this model."""
+    if task.config.get("loss") != "fused" or not trainer.leaves_liger_out(task.model()):
+        return []
+    difference = f"{name} leaves Liger out for this model, and makes all logits: more memory than measured"
+    return [NeedsMore(f"loss=fused: {difference}")]
 
 
 def notes_without(axis: str, value: Value, trainer: str) -> list[str]:

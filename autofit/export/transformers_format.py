@@ -20,6 +20,7 @@ from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.axes.update import updates_in_backward
 from autofit.techniques.habits import has_habit
 from autofit.techniques.habits.habit import InputGradients, UpcastBeside4Bit
+from autofit.techniques.habits.known_trainers import TRANSFORMERS
 from autofit.techniques.selective import BUDGETS, keeps_results
 
 CHUNKED_KERNEL = "lighter_cross_entropy"
@@ -111,7 +112,7 @@ def _mlp(value: Value, task: Task) -> Settings:
 
 def _loss(value: Value, task: Task) -> Settings:
     if value != "chunked":
-        return ta.liger(value, task)
+        return merge(ta.liger(value, task), settings(*ta.left_out_notes(task, TRANSFORMERS, "Trainer")))
     kernel = excerpt("autofit.techniques.losses.cross_entropy", CHUNKED_KERNEL)
     return merge(
         ta.liger(value, task),

@@ -29,7 +29,7 @@ from autofit.training.step import TrainingStep
 
 forgetful_bitsandbytes, one_thread = tiny.forgetful_bitsandbytes, tiny.one_thread
 
-WORDS, SEQ_LEN, STEPS, GLOBAL_BATCH = 4096, 64, 3, 4
+WORDS, SEQ_LEN, STEPS, GLOBAL_BATCH = 4096, 60, 3, 4
 MODEL = tiny.model("llama", vocab_size=WORDS, num_hidden_layers=4, tie_word_embeddings=False)
 TOKENS = torch.randint(WORDS, (STEPS, GLOBAL_BATCH, SEQ_LEN), generator=torch.Generator().manual_seed(1))
 

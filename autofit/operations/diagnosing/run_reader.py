@@ -56,9 +56,16 @@ class RunReader:
                     s.replace("is sdpa unless", "is eager, as the model has no sdpa, unless") for s in run.assumed
                 ),
             )
+        if (
+            model is not None
+            and run.config.get("loss") == "fused"
+            and TRAINERS[self.trainer.name].leaves_liger_out(model)
+        ):
+            note = f"{_liger_key(values)} does nothing here: {self.trainer.name} leaves Liger out for {model.name}"
+            run = replace(run, config=run.config.replace(loss="full").without("kernels"), notes=(*run.notes, note))
         if by_liger(run.config) and not self._has_known_kernels(run, model):
-            key = next(key for key in values if "liger" in key)
-            not_counted = NotCounted(key=key, effect="less", because="Liger's kernels in layers of this architecture")
+            because = "Liger's kernels in layers of this architecture"
+            not_counted = NotCounted(key=_liger_key(values), effect="less", because=because)
             run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, not_counted))
         if run.config.get("mlp") == "tiled" and model is not None:
             run = self._with_known_tiles(run, model, values.get("tiled_mlp_num_shards"))
@@ -160,6 +167,11 @@ class RunReader:
             devices=run.devices,
             eval_batch=None if run.evaluates is None else run.evaluates.sequences,
         )
+
+
+def _liger_key(values: Mapping[str, Any]) -> str:
+    """The first of a file's keys for Liger."""
+    return next(key for key in values if "liger" in key)
 
 
 def _says_sdpa(values: Mapping[str, Any]) -> bool:

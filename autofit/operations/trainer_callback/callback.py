@@ -20,6 +20,7 @@ from autofit.trial.measure import process_memory
 from autofit.trial.measure.pace import WARM_UPS
 from autofit.trial.program.environment import REPORT_TO
 from autofit.trial.program.reporter import Session, session
+from autofit.trial.program.trainer_phases import TrainerPhases
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments
@@ -50,6 +51,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         if seq_len is not None and (not isinstance(seq_len, int) or seq_len < 1):
             raise UsageError(f"seq_len is {seq_len!r}: it must be a whole number of at least 1")
         self._trial = session() if REPORT_TO in os.environ else None
+        self._phases: TrainerPhases | None = None
+        """What follows the timed steps of a trial."""
         self._store, self._seq_len = store, seq_len
         self._records = record and self._trial is None
         self._record: RunRecord | None = None
@@ -70,7 +73,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         self._steps, self._seconds, self._step_began = 0, array("d"), None
         if self._trial is not None:
             check_trained_config(self._trial, args)
-            self._trial.begin()
+            self._phases = TrainerPhases(self._trial, args)
+            self._trial.begin(goes_on=True)
         elif state.is_world_process_zero:
             _harmlessly(lambda: self._advise(args, more.get("model")))
             if self._records:
@@ -82,6 +86,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
             self._trial.step()
             # The first loss and gradient are judged; those of timed steps only if the program itself tells them.
             control.should_log = control.should_log or self._steps == 1 or self._trial.is_overflowing
+            self._direct(control, more)
             return
         now = time.perf_counter()
         if self._steps > WARM_UPS and self._step_began is not None:
@@ -89,15 +94,26 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         self._step_began = now
         self._recording(lambda record: record.step())
 
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any
+    ) -> None:
+        if self._phases is not None:
+            self._phases.evaluates()
+
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        if self._phases is not None:
+            self._phases.done()
         self._step_began = None
         self._recording(lambda record: record.interrupt())
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        if self._phases is not None:
+            self._phases.done()
         self._step_began = None
         self._recording(lambda record: record.interrupt())
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
+        self._direct(control, more)
         del self._seconds[-1:]  # it may have been on what was left of the data
         self._step_began = None
         self._recording(lambda record: record.end_epoch())
@@ -118,12 +134,16 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         self._recording(lambda record: record.learned(float(loss), _number(logs.get("grad_norm"))))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        if self._trial is not None:
-            self._trial.conclude()
+        if self._phases is not None:
+            self._phases.end()
         elif state.is_world_process_zero and self._seconds:
             _harmlessly(lambda: self._report(fmean(self._seconds)))
         self._recording(lambda record: _log.warning("autofit: %s", record.store(self._store)))
         self._record = None
+
+    def _direct(self, control: TrainerControl, more: dict[str, Any]) -> None:
+        if self._phases is not None:
+            self._phases.direct(control, more["model"], more["optimizer"])
 
     def _look_at_device(self) -> None:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import VOLATILE_KEYS, Model, architecture, names
@@ -41,6 +42,8 @@ SAID_OF_ADAPTERS = frozenset(
     }
 )
 """Fields of a LoRA configuration that axes say, or that change neither memory nor time."""
+STEPPED = frozenset({"params", "lr", "betas", "eps", "weight_decay"})
+"""Entries of an optimizer's groups that say nothing of the memory and time that a parameter's update takes."""
 LENGTH = "how long its sequences are is not known: say it, as in TrainerCallback(record=True, seq_len=2048)"
 SECRET_NAME = re.compile(
     r"(^-*|[.+]|(hf|hub|face|gh|auth|access|api|session|bearer|wandb)[._-]?)token$"
@@ -173,16 +176,31 @@ def _check_same(config: dict[str, Any], named: Model) -> None:
 
 
 def _check_optimizer(args: TrainingArguments, model: Any, optimizer: Any) -> None:
-    """Raise `UsageError` for an optimizer that is not the one that the arguments name."""
+    """Raise `UsageError` for an optimizer that is not the one that the arguments name, or not for all that is
+    trained."""
+    import torch
     from transformers import Trainer
 
     own = getattr(optimizer, "optimizer", optimizer)  # inside of accelerate's
     kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
-    same = type(own) is kind and all(
-        bool(settings.get(name)) == bool(getattr(own, "defaults", {}).get(name)) for name in ("fused", "foreach")
-    )
-    if not same:
+    if type(own) is not kind:
         raise UsageError(f"its optimizer is a {type(own).__name__} of the script's own, and not what optim names")
+    named, given = _settings(kind([torch.nn.Parameter(torch.zeros(1))], **settings)), _settings(own)
+    for name in named:
+        if given[name] != named[name]:
+            raise UsageError(f"its {kind.__name__} has other settings than optim names: {name}")
+    updated = {id(parameter) for group in own.param_groups for parameter in group["params"]}
+    if updated != {id(parameter) for parameter in model.parameters() if parameter.requires_grad}:
+        raise UsageError("its optimizer updates others than the weights that are trained")
+
+
+def _settings(optimizer: Any) -> dict[str, set[str]]:
+    """What decides which states an optimizer keeps and how it updates: the values among its groups of parameters, and
+    what bitsandbytes has in attributes of its own."""
+    groups = [*optimizer.param_groups, vars(getattr(optimizer, "args", SimpleNamespace()))]
+    names = {name for group in groups for name in group} - STEPPED
+    of_groups = {name: {str(group[name]) for group in groups if name in group} for name in names}
+    return {**of_groups, "is_paged": {str(getattr(optimizer, "is_paged", None))}}
 
 
 def _check_checkpointing(base: Any, config: Config) -> None:

@@ -83,12 +83,11 @@ def unsupported(config: Config, job: Job) -> str | None:
         return f"precision=fp16-mixed is not possible with {trainer.name}, which {difference}"
     if job.workload.trainer is not None and kind_of(config).trainer is None:
         return f"optimizer={config['optimizer']} is not possible with {trainer.name}, which has no name for it"
-    model_type, fused = job.model.config["model_type"], config["loss"] == "fused"
-    if trainer.liger_models is None:
-        return trainer.unsupported(config)
-    if fused and model_type not in trainer.liger_models:
+    fused = config["loss"] == "fused"
+    if fused and trainer.leaves_liger_out(job.model):
         return f"loss=fused is not possible with {trainer.name}, which leaves Liger out for {job.model.name}"
-    if model_type in MODEL_TYPES and by_liger(config) != fused:
+    has_kernels = job.model.config["model_type"] in MODEL_TYPES
+    if trainer.has_one_liger_switch and has_kernels and by_liger(config) != fused:
         value, partner = ("kernels=liger", "loss=fused") if by_liger(config) else ("loss=fused", "kernels=liger")
         return f"{value} without {partner} is not possible with {trainer.name}, which has one switch for both"
     return trainer.unsupported(config)

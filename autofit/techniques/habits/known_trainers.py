@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from autofit.catalog.models import Model
 from autofit.core.errors import unknown
 from autofit.core.lattice import Config, Value
 from autofit.techniques.axes.batching import separates_sequences
@@ -49,8 +50,10 @@ class Trainer:
 
     cannot_keep_apart: Callable[[Config], str | None] = lambda config: None
     """What it does instead of keeping a config's packed sequences apart, beginning with a verb; None if it can."""
-    liger_models: tuple[str, ...] | None = None
-    """Types of models for which one switch turns on Liger's loss and its kernels alike; None where each has its own."""
+    liger_models: tuple[str, ...] = ()
+    """Types of models to which it applies Liger's loss; empty where it is not asked for that."""
+    has_one_liger_switch: bool = False
+    """Whether Liger's loss and its kernels are turned on together, not each on its own."""
 
     @property
     def release(self) -> str:
@@ -69,11 +72,25 @@ class Trainer:
         instead = self.cannot_keep_apart(config) if separates_sequences(config) else None
         return instead and f"batching=padding-free is not possible here with {self.name}, which {instead}"
 
+    def leaves_liger_out(self, model: Model) -> bool:
+        """Whether the trainer takes no notice, for this model, of being told to use Liger's loss."""
+        return bool(self.liger_models) and model.config["model_type"] not in self.liger_models
+
+
+LIGER_MODELS = (
+    *("deepseek_v2", "deepseek_v3", "deepseek_v4", "exaone4", "falcon_h1", "gemma", "gemma2", "gemma3_text"),
+    *("gemma4_text", "glm4", "gpt_oss", "granite", "hunyuan_v1_dense", "hunyuan_v1_moe", "llama", "llama4_text"),
+    *("ministral", "mistral", "mixtral", "nemotron", "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "smollm3"),
+)
+"""Those to which Liger applies its loss when it is asked (MODEL_TYPE_TO_APPLY_LIGER_FN of liger_kernel/transformers/
+monkey_patch.py, 0.8.5), without those that also see images. For others it logs a line, and does nothing."""
 
 TRANSFORMERS = Trainer(
     name="transformers",
     version="transformers 5.23 with peft 0.21",
     habits=(UpcastBeside4Bit(), AdaptersInFp32("lora"), InputGradients("qlora"), GradientsBesideBuckets()),
+    liger_models=LIGER_MODELS,
 )
 """`Trainer` with peft, as their guides use them."""
 
@@ -130,6 +147,7 @@ AXOLOTL = Trainer(
             "fp16-mixed": "loads the weights in fp16, for which torch refuses loss scaling",
         }
     },
+    liger_models=LIGER_MODELS,
 )
 
 _ALL_LAYERS = dict.fromkeys(("every-2", "every-4", SAVE_ATTENTION, "selective"), "checkpoints all layers or none")
@@ -160,11 +178,13 @@ LLAMAFACTORY = Trainer(
         if config["attention"] == "flash" and config["micro_batch"] != 1
         else None
     ),
-    # `apply_liger_kernel` of src/llamafactory/model/model_utils/liger_kernel.py, without those that also see images.
+    # `apply_liger_kernel` of src/llamafactory/model/model_utils/liger_kernel.py, without those that also see images,
+    # and without granite, whose loss Liger leaves as it is unless it is asked.
     liger_models=(
-        *("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "granite", "llama", "mistral", "mixtral"),
+        *("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "llama", "mistral", "mixtral"),
         *("olmo2", "phi3", "qwen2", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "gpt_oss"),
     ),
+    has_one_liger_switch=True,
 )
 
 TRAINERS: Mapping[str, Trainer] = {trainer.name: trainer for trainer in (TRANSFORMERS, TRL, AXOLOTL, LLAMAFACTORY)}

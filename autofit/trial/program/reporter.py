@@ -8,10 +8,11 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from autofit.core.outcome import Diverged, Fits, Measurement, Outcome, OutOfMemory, Unsupported
+from autofit.core.outcome import PHASES, Diverged, Fits, Measurement, Outcome, OutOfMemory, Unsupported
 from autofit.core.units import format_bytes
 from autofit.trial.measure.divergence import not_finite
 from autofit.trial.measure.figures import measured
@@ -59,6 +60,14 @@ class Session:
         self._pace = Pace.of(self.request, accumulation=1)  # whole steps are judged
         self.steps = 0
         """Optimizer steps that were reported."""
+        self.is_timed = False
+        """Whether enough steps are timed: what follows is no part of a step's time."""
+        self._stopped_early = False
+        self._step_peak = 0
+        """Bytes at the peak of the steps, with what came before them."""
+        self._phase = ExitStack()
+        """Closes the phase that has begun between steps."""
+        self._goes_on = False
         self._read_steps = 0
         """Of those, the ones that the device has finished for sure."""
         self._timing_since: float | None = None
@@ -74,8 +83,10 @@ class Session:
         self._clock: StepClock[tuple[Any, int]] = StepClock(self._meter)
         """Each step comes with its loss and the bytes in use at its end."""
 
-    def begin(self) -> None:
-        """Training begins: what was built before it is no part of its memory."""
+    def begin(self, *, goes_on: bool = False) -> None:
+        """Training begins: what was built before it is no part of its memory. With `goes_on`, the trial does not end
+        once steps are timed, but when it is told to `succeed`."""
+        self._goes_on = goes_on
         self._guarded(self._meter.reset)
         self._seconds.clear()
         self._in_use.clear()
@@ -89,8 +100,8 @@ class Session:
 
     def step(self, loss: Any = None) -> None:
         """An optimizer step was issued."""
-        if os.getpid() != self._process:
-            return  # a fork that has the socket too
+        if os.getpid() != self._process or self.is_timed:
+            return  # a fork that has the socket too, or a step between phases
         self._events.enter("step")
         self.steps += 1
         self._events.send(Event(steps=self.steps))
@@ -119,10 +130,30 @@ class Session:
         scaled = self.request.config["precision"] == "fp16-mixed"
         return scaled and bool(self._norms) and not math.isfinite(self._norms[-1])
 
+    def enter(self, phase: str) -> None:
+        """A phase begins between steps: `leave` ends it."""
+        self._events.enter(phase)
+        self._phase.enter_context(self._meter.phase(phase))
+
+    def leave(self) -> None:
+        """The phase has ended. Its memory is judged as a step's."""
+        self._guarded(self._phase.close)
+        self._guarded(self._reading)
+        self._events.enter("step")
+
+    def has_seconds(self, seconds: float) -> bool:
+        """Whether the trial may still take so many."""
+        allowance = self._pace.allowance_seconds
+        limit = self.request.deadline_seconds
+        if allowance is not None and not self._pace.earned:
+            limit = min(limit, allowance)
+        return time.monotonic() - self._asked_at + seconds < limit
+
     def conclude(self) -> None:
         """Training has ended by itself: end the trial, if enough steps are timed."""
         if self._seconds and len(self._seconds) >= least_repeats(self._seconds[-1]):
-            self._succeed(stopped_early=False)
+            self._end_timing(stopped_early=False)
+            self.succeed()
 
     def _enforced(self, held_bytes: int | None) -> Meter:
         from autofit.trial.measure.meter import meter_for  # torch with it, which the program has by now
@@ -148,11 +179,21 @@ class Session:
             self._guarded(self._reading).device, min(self._seconds)
         )
         if hopeless or (enough and settled) or len(self._seconds) == MOST_REPEATS:
-            self._succeed(stopped_early=hopeless)
+            self._end_timing(stopped_early=hopeless)
+            if hopeless or not self._goes_on:
+                self.succeed()
 
-    def _succeed(self, *, stopped_early: bool) -> NoReturn:
-        self._events.send(Event(timing=False))
-        self._finish(Fits(measurement=self._guarded(lambda: self._measurement(stopped_early=stopped_early))))
+    def _end_timing(self, *, stopped_early: bool) -> None:
+        """Enough is known of the steps."""
+        if not self.is_timed:
+            self.is_timed, self._stopped_early = True, stopped_early
+            self._events.send(Event(timing=False))
+            self._step_peak = self._guarded(self._reading).peak_allocated
+
+    def succeed(self) -> NoReturn:
+        """End the trial, in which steps are timed, with what it has measured."""
+        self._guarded(self._phase.close)
+        self._finish(Fits(measurement=self._guarded(self._measurement)))
 
     def _warm_up(self, seconds: float) -> None:
         """Judge a step that is not timed; not the first, in which a program does what it does once, such as compiling,
@@ -186,8 +227,9 @@ class Session:
             reason = f"the program has taken {format_bytes(reading.device)} of {format_bytes(limit)}"
             self._finish(OutOfMemory(reason=reason, phase=self._events.phase))
 
-    def _measurement(self, *, stopped_early: bool) -> Measurement:
+    def _measurement(self) -> Measurement:
         memory = self._reading()
+        between_steps = {phase: peak for phase, peak in memory.phase_peaks.items() if phase not in PHASES}
         return measured(
             self.request.job,
             self.request.config,
@@ -195,12 +237,12 @@ class Session:
             memory,
             seconds=self._seconds,
             in_use=self._in_use,
-            phase_peaks={"step": memory.peak_allocated},
+            phase_peaks={"step": self._step_peak, **between_steps},
             losses=self._losses,
             gradient_norms=self._norms,
             setup_seconds=self._setup_seconds,
             overhead_seconds=self._started_at - self._asked_at,
-            stopped_early=stopped_early,
+            stopped_early=self._stopped_early,
         )
 
     def _guarded(self, work: Callable[[], Any]) -> Any:

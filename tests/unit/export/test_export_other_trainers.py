@@ -141,21 +141,24 @@ def test_llamafactory_says_what_the_config_says(some: list[Recommendation]) -> N
 
 NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
     "axolotl": [
-        ({"attention": "flash", "precision": "fp32"}, set()),
-        ({"attention": "flash"}, {"precision=bf16-mixed"}),
-        ({"attention": "flash", "precision": "fp32", "loss": "chunked"}, {"loss=chunked"}),
-        ({"attention": "flash", "precision": "fp32", "checkpointing": "selective"}, {"checkpointing=selective"}),
-        ({"attention": "flash", "precision": "fp32", "checkpointing": "save-attention"}, set()),
-        ({"attention": "efficient", "precision": "fp32"}, {"attention=efficient"}),
-        ({"attention": "flash", "precision": "fp32", "mlp": "tiled"}, {"mlp=tiled"}),
+        ({"attention": "flash", "precision": "fp32", "micro_batch": 64}, set()),
+        ({"attention": "flash"}, {"precision=bf16-mixed", "micro_batch=2"}),
+        ({"attention": "flash", "precision": "fp32", "loss": "chunked"}, {"loss=chunked", "micro_batch=2"}),
+        (
+            {"attention": "flash", "precision": "fp32", "checkpointing": "selective"},
+            {"checkpointing=selective", "micro_batch=2"},
+        ),
+        ({"attention": "flash", "precision": "fp32", "checkpointing": "save-attention"}, {"micro_batch=2"}),
+        ({"attention": "efficient", "precision": "fp32"}, {"attention=efficient", "micro_batch=2"}),
+        ({"attention": "flash", "precision": "fp32", "mlp": "tiled"}, {"mlp=tiled", "micro_batch=2"}),
         (
             {"attention": "flash", "precision": "fp32", "sharding": "fsdp", "optimizer": "adamw-8bit"},
-            {"optimizer=adamw-8bit", "sharding=fsdp"},
+            {"optimizer=adamw-8bit", "sharding=fsdp", "micro_batch=2"},
         ),
-        ({"attention": "flash", "sharding": "zero3", "offload": "nvme"}, {"offload=nvme"}),
+        ({"attention": "flash", "sharding": "zero3", "offload": "nvme"}, {"offload=nvme", "micro_batch=2"}),
         (
             {"attention": "flash", "precision": "fp32", "sharding": "ddp", "offload": "params"},
-            {"offload=params", "sharding=ddp"},
+            {"offload=params", "sharding=ddp", "micro_batch=2"},
         ),
     ],
     "llamafactory": [
@@ -183,10 +186,11 @@ def test_notes_name_what_the_trainer_cannot_say(name: str) -> None:
         assert all(f"# Differs:   {note}" in made.text for note in made.notes)
 
 
-def test_llamafactory_is_said_to_leave_liger_out_where_it_has_none_for_the_model() -> None:
+@pytest.mark.parametrize("name", ["transformers", "axolotl", "llamafactory"])
+def test_trainers_are_said_to_leave_liger_out_where_it_has_nothing_for_the_model(name: str) -> None:
     for model, more in (("pythia-160m", True), ("llama-3.2-1b", False)):
-        made = export(make_recommendation(make_config(loss="fused"), model=model), format="llamafactory", source="x")
-        assert any("leaves Liger out" in note for note in made.notes) is more
+        made = export(make_recommendation(make_config(loss="fused"), model=model), format=name, source="x")
+        assert any("leaves Liger out" in note for note in made.needs_more) is more
 
 
 def test_the_launch_says_how_many_processes() -> None:

@@ -109,6 +109,17 @@ def test_ligers_kernels_of_an_architecture_that_is_not_known_are_not_counted(
     assert [part.key for part in unknown.not_counted] == [text.split("\n")[-2].partition(":")[0]]
 
 
+@pytest.mark.parametrize(("model", "loss", "said"), [("pythia-160m", "full", True), ("olmo-2-7b", "fused", False)])
+def test_llamafactory_leaves_liger_out_where_it_has_none_for_the_model(
+    tmp_path: Path, model: str, loss: str, said: bool
+) -> None:
+    path = tmp_path / "lora.yml"
+    path.write_text("model_name_or_path: its/model\nstage: sft\nbf16: true\nenable_liger_kernel: true\n")
+    result = without_advice(path, model=model)
+    assert result.estimate.config["loss"] == loss and "kernels" not in result.estimate.config
+    assert any("enable_liger_kernel does nothing here" in note for note in result.notes) is said
+
+
 @pytest.mark.parametrize(
     ("model", "tiles", "mlp", "said"),
     [

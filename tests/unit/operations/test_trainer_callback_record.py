@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
 import trl
@@ -289,12 +290,52 @@ def test_what_its_arguments_or_data_do_is_refused(
     assert not Path(store).exists()
 
 
+def amsgrad(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, amsgrad=True)
+
+
+def momentum_in_one_group(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": parameters[:1], "momentum": 0.9}, {"params": parameters[1:]}], lr=0.1)
+
+
+def wide_states(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return bitsandbytes.optim.AdamW(parameters)
+
+
+def of_some(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters[1:], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("optim", "make", "reason"),
+    [
+        ("adamw_torch", torch.optim.Adagrad, "is a Adagrad of the script's own, and not what optim names"),
+        ("adamw_torch", amsgrad, "its AdamW has other settings than optim names: amsgrad"),
+        ("sgd", momentum_in_one_group, "its SGD has other settings than optim names: momentum"),
+        ("adamw_8bit", wide_states, "its AdamW has other settings than optim names: optim_bits"),
+        ("sgd", of_some, "its optimizer updates others than the weights that are trained"),
+    ],
+)
 def test_an_optimizer_of_the_scripts_own_is_refused(
-    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    store: str,
+    folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    optim: str,
+    make: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+    reason: str,
 ) -> None:
     model = loaded(folder)
-    first, _ = train(tmp_path, caplog, model, optimizers=(torch.optim.Adagrad(model.parameters()), None))
-    assert first.endswith("its optimizer is a Adagrad of the script's own, and not what optim names")
+    first, _ = train(tmp_path, caplog, model, optimizers=(make([*model.parameters()]), None), optim=optim)
+    assert first.endswith(reason)
+
+
+@pytest.mark.parametrize("optim", ["sgd", "adafactor", "adamw_8bit", "lion_8bit"])
+def test_what_optim_names_is_stored(
+    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, optim: str
+) -> None:
+    train(tmp_path, caplog, loaded(folder), optim=optim, weight_decay=0.01)
+    assert [trial.config["optimizer"] for trial in stored(store)] == [optim.replace("_", "-")]
 
 
 def test_a_notebook_has_no_command(

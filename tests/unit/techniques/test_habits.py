@@ -101,8 +101,9 @@ def test_where_one_switch_turns_on_all_of_liger_its_loss_and_kernels_go_together
     assert unsupported_by_trainer(complete({"loss": "fused", "kernels": "liger"}), job(trainer="llamafactory")) is None
     if kernels == "torch":  # where there are none for the layers, the loss has the switch for itself
         assert unsupported_by_trainer(config, job(QWEN3_MOE, trainer="llamafactory")) is None
-        reason = unsupported_by_trainer(config, job(load("pythia-160m"), trainer="llamafactory"))
-        assert reason == "loss=fused is not possible with llamafactory, which leaves Liger out for pythia-160m"
+        for trainer in ("transformers", "axolotl", "llamafactory"):
+            reason = unsupported_by_trainer(config, job(load("pythia-160m"), trainer=trainer))
+            assert reason == f"loss=fused is not possible with {trainer}, which leaves Liger out for pythia-160m"
 
 
 def test_what_a_trainer_cannot_with_adapters_it_can_without() -> None:

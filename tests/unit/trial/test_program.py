@@ -44,6 +44,15 @@ arguments = TrainingArguments(output_dir="out", per_device_train_batch_size=2, u
 data = [{"x": torch.ones(2)}] * 64
 Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[autofit.TrainerCallback()]).train()
 """
+EVALUATING = TRAINER.replace("report_to=[]", "report_to=[], gradient_accumulation_steps=2, ARGUMENTS")
+EVALUATING = EVALUATING.replace("train_dataset=data", "train_dataset=data, eval_dataset=data")
+EVALUATING = EVALUATING.replace(
+    "def forward(self, x):",
+    """def forward(self, x):
+        if not self.training:
+            logits = torch.ones(MEBIBYTES << 18)
+            open("batches", "a").write("one")""",
+)
 DAEMON = """
 import os, sys, time
 if os.fork() == 0:
@@ -206,6 +215,36 @@ def test_a_training_that_ends_by_itself_has_been_measured_if_it_was_timed(warm: 
     few = few.replace("report_to=[]", "report_to=[], gradient_accumulation_steps=2, num_train_epochs=1")
     outcome = run(warm, few)
     assert isinstance(outcome, Fits) and outcome.measurement.steps <= 6, outcome
+
+
+def evaluating(mebibytes: int, arguments: str) -> str:
+    """A Trainer of which each batch that is evaluated takes so much more memory."""
+    return EVALUATING.replace("MEBIBYTES", str(mebibytes)).replace("ARGUMENTS", arguments)
+
+
+def test_saving_and_evaluating_are_phases_that_follow_the_timed_steps(warm: TrialRunner) -> None:
+    outcome = run(warm, evaluating(300, "eval_strategy='steps', eval_steps=1, save_steps=1, save_total_limit=1"))
+    assert isinstance(outcome, Fits), outcome
+    peaks = outcome.measurement.phase_peaks
+    assert peaks.keys() == {"step", "saving", "evaluation"}
+    assert peaks["evaluation"] > peaks["step"] + 250 * MIB > peaks["saving"]
+    assert outcome.measurement.device_bytes >= peaks["evaluation"]
+    assert Path("batches").read_text() == "one" * 8, "all of the data, once"
+    assert list(Path("out").iterdir()) == []
+
+
+def test_an_evaluation_that_does_not_fit_is_out_of_memory(warm: TrialRunner) -> None:
+    outcome = run(warm, evaluating(2048, "eval_strategy='epoch', save_strategy='no'"))
+    assert isinstance(outcome, OutOfMemory) and outcome.phase == "evaluation", outcome
+
+
+def test_long_evaluations_are_cut_short_and_large_checkpoints_left_out(warm: TrialRunner) -> None:
+    limits = (
+        "from autofit.trial.program import trainer_phases as p\np.EVALUATION_SECONDS, p.CHECKPOINT_BYTES = 0.0, 7\n"
+    )
+    outcome = run(warm, limits + evaluating(1, "eval_strategy='steps'"))
+    assert isinstance(outcome, Fits) and outcome.measurement.phase_peaks.keys() == {"step", "evaluation"}, outcome
+    assert Path("batches").read_text() == "one"
 
 
 def test_a_program_has_the_users_environment(warm: TrialRunner) -> None:
