@@ -45,8 +45,9 @@ def track(
     no trial, and `EnvironmentLacks` for a tracker that is not installed or cannot be reached. What was added by then
     stays: the next call goes on.
     """
-    if model is not None and not store.count(model=model):
-        raise unknown("model with measurements", model, dict.fromkeys(workload.model for workload in store.workloads()))
+    models = dict.fromkeys(workload.model for workload in store.workloads())
+    if model is not None and model not in models:
+        raise unknown("model with measurements", model, models)
     on = None if hardware is None else find_hardware(hardware, store).key
     trials = store.trials(model=model, hardware_key=on)
     if not trials:

@@ -79,10 +79,14 @@ def versions(connection: Connection, *conditions: ColumnElement[bool]) -> list[t
     return [((*keys,), str(raised)) for raised, *keys in rows]
 
 
-def outcomes(connection: Connection, context: Context) -> Counter[str]:
-    """How many trials of each outcome a context has."""
-    counted = select(TrialRow.outcome, func.count()).filter_by(**dict(zip(OF_CONTEXT, context, strict=True)))
-    return Counter({outcome: count for outcome, count in connection.execute(counted.group_by(TrialRow.outcome))})
+def outcomes(connection: Connection, *conditions: ColumnElement[bool]) -> dict[Context, Counter[str]]:
+    """How many trials of each outcome every context has whose trials meet the conditions."""
+    columns = [getattr(TrialRow, name) for name in OF_CONTEXT]
+    counted = select(*columns, TrialRow.outcome, func.count()).where(*conditions).group_by(*columns, TrialRow.outcome)
+    found: dict[Context, Counter[str]] = {}
+    for *keys, outcome, count in connection.execute(counted):
+        found.setdefault((*keys,), Counter())[outcome] = count
+    return found
 
 
 def stacks(connection: Connection, hardware_key: str, workload_key: str) -> list[str]:

@@ -151,7 +151,7 @@ def _deciding(rows: Iterable[Row], attempts: Mapping[str, Sequence[Trial]]) -> s
             kinds[stopped_early, family].append(row)
     deciding = _both_ways(rows)
     for fits in kinds.values():
-        fastest = 0.0
+        fastest = -1.0
         for _, speed, _, config, *_ in sorted(fits):
             if speed > fastest:
                 deciding.add(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -36,8 +36,8 @@ from autofit.store.tables import OF_CONTEXT, ContextRow, SearchRow, TrialRow, Wo
 
 T = TypeVar("T")
 RANKINGS = 200
-"""Those of so many contexts that were asked about last are kept in memory, with some 3.5 kB for each contender and for
-each attempt of one that ran more than once."""
+"""Those of so many contexts that were asked about last are kept in memory, with some 2.8 kB for each attempt of a
+config that decides a frontier."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class Store:
         self._database = database
         self._reader = Reader()
         self._rankings: Callable[..., Newest[Ranking | None]] = lru_cache(maxsize=RANKINGS)(lambda **_: Newest())
-        self._outcomes: defaultdict[Context, Newest[Counter[str]]] = defaultdict(Newest)
+        self._outcomes: dict[Context, tuple[str, Counter[str]]] = {}
         self._between: Callable[[str], Newest[float]] = lru_cache(maxsize=RANKINGS)(lambda _: Newest())
         self.queue = SearchQueue(database)
         """Changes searches."""
@@ -203,11 +203,25 @@ class Store:
         """How many trials there are of each outcome; those of a context are counted anew once it has changed."""
 
         def work(connection: Connection) -> Counter[str]:
-            counts = (
-                self._outcomes[context].as_of(version, partial(contexts.outcomes, connection, context))
-                for context, version in contexts.versions(connection, *_of_contexts(conditions, ContextRow))
-            )
-            return sum(counts, Counter())
+            versions = dict(contexts.versions(connection, *_of_contexts(conditions, ContextRow)))
+            counts = {
+                context: kept[1]
+                for context, version in versions.items()
+                if (kept := self._outcomes.get(context)) is not None and kept[0] == version
+            }
+            changed = versions.keys() - counts.keys()
+            if 2 * len(changed) > len(versions):  # one statement for all
+                found = contexts.outcomes(connection, *_of_contexts(conditions, TrialRow))
+            else:
+                found = {}
+                for context in changed:
+                    hardware, stack, workload = context
+                    keys = OfContexts(hardware_key=hardware, stack_key=stack, workload_key=workload)
+                    found |= contexts.outcomes(connection, *_of_contexts(keys, TrialRow))
+            for context in changed:
+                counts[context] = found.get(context, Counter())
+                self._outcomes[context] = versions[context], counts[context]
+            return sum(counts.values(), Counter())
 
         return self._database.fetch(work)
 
@@ -249,9 +263,8 @@ class Store:
         """The frontier, with each config represented by one trial (`core.verdict.standing`); None if nothing was tried.
 
         With `memory_limit_bytes`, configs are judged as a search under that limit judges them. How far speeds tie is as
-        of the workload's last trial there. The frontier's
-        `considered` points are those that no other of their family (`techniques.family`) beats. Its `trials` and
-        `out_of_memory` count all attempts, its `contradictory` configs.
+        of the workload's last trial there. The frontier's `considered` points are those that no other of their family
+        (`techniques.family`) beats. Its `trials` and `out_of_memory` count all attempts, its `contradictory` configs.
         """
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
 

@@ -178,7 +178,7 @@ def _loss(keys: Keys) -> str:
     if "liger" in plugins and keys.flag("liger_fused_linear_cross_entropy"):
         return "fused"
     if "cut_cross_entropy" in plugins and keys.flag("cut_cross_entropy", True):
-        keys.count_not("cut_cross_entropy", "less", "Apple's fused loss; Liger's stands for it")
+        keys.count_not("cut_cross_entropy", "less", "Apple's fused loss; the nearest of ours stands for it")
         return "fused"
     if keys.flag("chunked_cross_entropy"):
         keys.count_not("chunked_cross_entropy", "less", "the loss in chunks, over logits that all exist at once")

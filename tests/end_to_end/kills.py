@@ -107,7 +107,8 @@ class World:
         port, ray_port = free_port(), free_port()
         self.address = f"http://127.0.0.1:{port}"
         self.parts = {"head": self._stubbed("head", "head", str(ray_port), str(folder / "ray"))}
-        while b"address" not in (log := (folder / "head.log").read_bytes()):
+        while b'{"address"' not in (log := (folder / "head.log").read_bytes()):
+            self.parts["head"].keep_up()  # on a busy machine Ray gives up after 30 s
             time.sleep(0.1)
         ray_address = json.loads(log.splitlines()[-1])["address"]
         for name in ("a", "b"):

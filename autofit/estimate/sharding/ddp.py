@@ -73,11 +73,11 @@ def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
 
 
 def end_of_operation(events: Sequence[Event], at: int) -> int:
-    """Where the backward of the operation ends that allocates a gradient at `at`: it then frees all that is older and
-    no longer needed. Until then a bias's gradient is summed up beside that of its weight."""
-    younger = {event.storage for event in events[at:] if event.allocates}
-    older = next((i for i in range(at + 1, len(events)) if events[i].storage not in younger), len(events))
-    return next((i for i in range(older, len(events)) if events[i].allocates), len(events))
+    """Where the backward of the operation ends that allocates a gradient at `at`: after it has freed what was there
+    before and is no longer needed. Until then a bias's gradient is summed up beside that of its weight."""
+    since = {event.storage for event in events[at:] if event.allocates}
+    frees = next((i for i in range(at + 1, len(events)) if events[i].storage not in since), len(events))
+    return next((i for i in range(frees, len(events)) if events[i].allocates), len(events))
 
 
 def hook_of(events: Sequence[Event], at: int) -> int:

@@ -38,7 +38,7 @@ class Edit:
 
     def trained(self) -> list[Storage]:
         """The trained parameters, in the order of the model."""
-        return [p for p in in_order(self.trace) if p.trained]
+        return [p for p in loaded_in_order(self.trace) if p.trained]
 
     def trained_sizes(self) -> list[int]:
         """Bytes of each trained parameter."""
@@ -115,7 +115,7 @@ class Edit:
         return events
 
 
-def in_order(trace: MemoryTrace) -> list[Storage]:
+def loaded_in_order(trace: MemoryTrace) -> list[Storage]:
     """Every parameter, buffer and scale of the model in its order: what precedes the layers, the layers, what follows
     them."""
     loaded = [s for s in trace.storages if s.allocated is None and s.holds is None]

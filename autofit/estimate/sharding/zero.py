@@ -33,7 +33,7 @@ from autofit.estimate.memory.memory_trace import (
 )
 from autofit.estimate.memory.symbolic_sizes import RANK
 from autofit.estimate.sharding.ddp import end_of_operation, hook_of, into_buckets, is_tied
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, loaded_in_order
 from autofit.estimate.sharding.zero_amounts import ZeroAmounts
 
 NORM_BYTES = 8
@@ -54,7 +54,8 @@ class Zero(ZeroAmounts):
     def extremes(self) -> Sequence[Zero]:
         """The last rank, whose parameters have their gradients first, allocates its partition early; in stage 1 the
         first one still holds the other ranks' large gradients when it allocates its own. With fp32 gradients of the
-        whole model in stage 1, all ranks are alike."""
+        whole model in stage 1, all ranks are alike. In stage 2 what is kept and what a norm takes are those of the
+        fullest rank in both."""
         differ = self.updaters and (self.stage == 2 or (self.stage == 1 and not self._keeps_wide_gradients))
         return (self, replace(self, part=0)) if differ else (self,)
 
@@ -79,32 +80,42 @@ class Zero(ZeroAmounts):
         return edit.trace
 
     def _set_up(self, edit: Edit) -> None:
-        """Trained parameters are there until their flat buffer is filled (`flatten_on_accelerator`), and leave holes
-        between the others. Mixed precision makes them wide, and narrows those of a layer once it is there
-        (`ZeroSharder`), those outside the layers at the end."""
+        """Parameters are loaded as `_loaded_bytes` says and replaced once their layer is there (`ZeroSharder`), those
+        outside the layers at the end. Then what is trained moves to its flat buffer (`flatten_on_accelerator`, in stage
+        3 `defragment`), and leaves holes between the others."""
         place, indices = Place(SETUP, BEFORE), {id(storage): index for index, storage in enumerate(edit.trace.storages)}
         events: list[Event] = []
         of_root: list[tuple[int, Sequence[int]]] = []
 
-        def narrow(parameters: list[tuple[int, Sequence[int]]]) -> None:
-            for index, wide in parameters:
+        def replaced(loaded: list[tuple[int, Sequence[int]]]) -> None:
+            for index, at_first in loaded:
                 events.append(Event(index, True))
-                edit.free(events, wide)
+                edit.free(events, at_first)
 
-        for layer, storages in groupby(in_order(edit.trace), key=lambda storage: storage.layer):
-            wide = of_root if layer is ROOT else []
+        for layer, storages in groupby(loaded_in_order(edit.trace), key=lambda storage: storage.layer):
+            loaded = of_root if layer is ROOT else []
             for storage in storages:
-                index = indices[id(storage)]
-                if storage.trained and self.mixed:
-                    wide.append((index, edit.allocate([self.masters * storage.bytes], place, events=events)))
-                else:
+                index, size = indices[id(storage)], self._loaded_bytes(storage)
+                if size is None:
                     events.append(Event(index, True))
+                else:
+                    loaded.append((index, edit.allocate([size], place, events=events)))
             if layer is not ROOT:
-                narrow(wide)
-        narrow(of_root)
-        edit.allocate(edit.trained_sizes(), place, holds=Category.WEIGHTS, events=events)
-        edit.free(events, [indices[id(parameter)] for parameter in edit.trained()])
+                replaced(loaded)
+        replaced(of_root)
+        flat = [p for p in edit.trained() if not self._persists(p)]
+        shares = self.ranks if self.stage == 3 else 1
+        edit.allocate([p.bytes for p in flat], place, shares=shares, holds=Category.WEIGHTS, events=events)
+        edit.free(events, [indices[id(parameter)] for parameter in flat])
         edit.trace.segments.insert(0, (place, events))
+
+    def _loaded_bytes(self, storage: Storage) -> int | None:
+        """Of what is loaded in another form than it stays in: trained parameters are wide in mixed precision."""
+        return self.masters * storage.bytes if storage.trained and self.mixed else None
+
+    def _persists(self, storage: Storage) -> bool:
+        """Whether stage 3 leaves a parameter whole."""
+        return False
 
     @property
     def _stream(self) -> int:
@@ -179,10 +190,11 @@ class Zero(ZeroAmounts):
             partition: Sequence[int] = ()
             if self.updaters and (number == 1 or not self.mixed):
                 partition = self._partition(edit, trained, stage)
-            own = self._gradients(edit, stage, self._parts(edit)[self.part])
             into_buckets(edit, stage, gradients - stay)
             at_first(edit, stage, gradients, [Event(index, True) for index in bucket])
-            self._at_first_reduction(edit, stage, gradients, own, [Event(index, True) for index in partition])
+            if partition:
+                own = self._gradients(edit, stage, self._parts(edit)[self.part])
+                self._at_first_reduction(edit, stage, gradients, own, [Event(index, True) for index in partition])
             end = edit.after_stage(stage)
             edit.free(end, bucket)
             self.last_reduction(edit, stage, ends=stage == last)
@@ -199,9 +211,9 @@ class Zero(ZeroAmounts):
     def _at_first_reduction(
         self, edit: Edit, stage: str, gradients: Container[int], own: Container[int], events: list[Event]
     ) -> None:
-        """Insert `events` at the first reduction in a backward of any of the rank's `own` gradients: when another of
-        all `gradients` no longer fits in the bucket with those before. Where they are added to those of the first
-        micro-step, which has them in the same order, it is known by the layer."""
+        """Insert `events` where a backward first reduces a bucket with any of the rank's `own` gradients: when another
+        of all `gradients` no longer fits in. Gradients that are added to those of the first micro-step come in its
+        order, at the start of the layers that they have there."""
         held, is_own = 0, False
         for place, of_place in edit.trace.segments:
             for at, event in enumerate(of_place):
@@ -323,7 +335,7 @@ class Zero(ZeroAmounts):
         outside = {i for i, unit in own.items() if unit is ROOT or not self.buckets.overlaps} & large - late
         edit.free(begin, outside)
         if self.buckets.overlaps:
-            self._at_first_reduction(edit, last, own, own, begin)
+            self._at_first_reduction(edit, last, edit.all_gradients("backward-1"), own, begin)
         else:
             edit.after_stage(last).extend(begin)
         _drop_as_next_comes(edit, last, large, own.keys() & large - late - outside)

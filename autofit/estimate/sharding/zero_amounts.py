@@ -66,8 +66,8 @@ class ZeroAmounts(Library):
     bf16: bool
     """Whether 16 bits are bf16, for whose stage 1 DeepSpeed has an optimizer of its own."""
     pinned: bool
-    """Whether host buffers are page-locked: PyTorch's allocator then rounds them up to the next power of two
-    (aten/src/ATen/core/CachingHostAllocator.h)."""
+    """Whether the device is a GPU, beside which host buffers are page-locked: PyTorch's allocator rounds them up to the
+    next power of two (aten/src/ATen/core/CachingHostAllocator.h)."""
     buckets: Buckets
     rank: int
     """The adapters' rank."""

@@ -11,19 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import (
-    AFTER,
-    BEFORE,
-    LOSS,
-    SETUP,
-    Category,
-    Event,
-    MemoryTrace,
-    Place,
-    Storage,
-)
+from autofit.estimate.memory.memory_trace import AFTER, LOSS, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.sharding.ddp import into_buckets, is_tied
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, in_order
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, loaded_in_order
 from autofit.estimate.sharding.library import Holdings, Traffic
 from autofit.estimate.sharding.zero import Zero
 
@@ -77,32 +67,11 @@ class ZeroThree(Zero):
             edit.allocate(wide, None, shares=self.ranks, holds=Category.OPTIMIZER)
         return edit.trace
 
-    def _set_up(self, edit: Edit) -> None:
-        """A layer is whole until each of its parameters is partitioned (`ZeroSharder`), what is outside the layers to
-        the end. The parts of trained parameters then move to a flat buffer (`defragment`), and leave holes."""
-        place, indices = Place(SETUP, BEFORE), {id(storage): index for index, storage in enumerate(edit.trace.storages)}
-        events: list[Event] = []
-        of_root: list[tuple[Storage, Sequence[int]]] = []
-
-        def partition(whole: list[tuple[Storage, Sequence[int]]]) -> None:
-            for storage, all_of_it in whole:
-                events.append(Event(indices[id(storage)], True))
-                edit.free(events, all_of_it)
-
-        for layer, storages in itertools.groupby(in_order(edit.trace), key=lambda storage: storage.layer):
-            whole = of_root if layer is ROOT else []
-            for storage in storages:
-                if storage.trained is None or self._persists(storage):
-                    events.append(Event(indices[id(storage)], True))
-                else:
-                    whole.append((storage, edit.allocate([storage.bytes], place, events=events)))
-            if layer is not ROOT:
-                partition(whole)
-        partition(of_root)
-        moved = [p for p in edit.trained() if not self._persists(p)]
-        edit.allocate([p.bytes for p in moved], place, shares=self.ranks, holds=Category.WEIGHTS, events=events)
-        edit.free(events, [indices[id(parameter)] for parameter in moved])
-        edit.trace.segments.insert(0, (place, events))
+    def _loaded_bytes(self, storage: Storage) -> int | None:
+        """Parameters are whole until they are partitioned."""
+        if storage.trained is None or self._persists(storage):
+            return None
+        return Zero._loaded_bytes(self, storage) or storage.bytes
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         moved = Zero.traffic(self, holdings, micro_steps)
@@ -197,7 +166,7 @@ class ZeroThree(Zero):
     def _around(self, edit: Edit) -> tuple[list[Storage], list[Storage]]:
         """(What only the start of a forward needs, everything else outside the layers). With nothing after the layers,
         as with a tied head, all of it is in the latter."""
-        first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, in_order(edit.trace))}
+        first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, loaded_in_order(edit.trace))}
         outside = self._gathered(edit, ROOT)
         lead = [p for p in outside if id(p) in first]
         rest = [p for p in outside if id(p) not in first]

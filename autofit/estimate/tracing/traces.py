@@ -17,7 +17,7 @@ from autofit.estimate.memory.events import DecoderEvents, Evaluation, Updates
 from autofit.estimate.memory.memory_trace import LOSS, Category, MemoryTrace, Place
 from autofit.estimate.memory.symbolic_sizes import RANK, SymbolicSizes
 from autofit.estimate.sharding import Holdings, Library
-from autofit.estimate.sharding.edit import in_order
+from autofit.estimate.sharding.edit import loaded_in_order
 from autofit.estimate.time.op_costs import Costs, Works
 from autofit.estimate.tracing.loss_boundary import HeadShape, trace_loss
 from autofit.estimate.tracing.pattern import representatives
@@ -130,9 +130,9 @@ class Traces:
     def holdings(self, config: Config, library: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
         single, job = alone(config, library), self._job(library)
-        parameters = in_order(self._single(config, library).events.trace)
+        loaded = loaded_in_order(self._single(config, library).events.trace)
         of_trained, of_frozen = (
-            SymbolicSizes.of(s.bytes for s in parameters if s.trained is is_trained).at(1, int(config.get("rank") or 1))
+            SymbolicSizes.of(s.bytes for s in loaded if s.trained is is_trained).at(1, int(config.get("rank") or 1))
             for is_trained in (True, False)
         )
         trained, frozen = int(of_trained.sum()), int(of_frozen.sum())

@@ -61,8 +61,7 @@ class RunReader:
             and run.config.get("loss") == "fused"
             and TRAINERS[self.trainer.name].leaves_liger_out(model)
         ):
-            note = f"{_liger_key(values)} does nothing here: {self.trainer.name} leaves Liger out for {model.name}"
-            run = replace(run, config=run.config.replace(loss="full").without("kernels"), notes=(*run.notes, note))
+            run = self._without_liger(run, model, next((key for key in LIGER_LOSS if values.get(key)), None))
         if by_liger(run.config) and not self._has_known_kernels(run, model):
             because = "Liger's kernels in layers of this architecture"
             not_counted = NotCounted(key=_liger_key(values), effect="less", because=because)
@@ -111,6 +110,13 @@ class RunReader:
         if run.config["checkpointing"] == "selective" and run.config["method"] == "full":
             return False
         return model is None or model.config["model_type"] in MODEL_TYPES
+
+    def _without_liger(self, run: Run, model: Model, key: str | None) -> Run:
+        """With all logits where `key` asks for Liger's loss; another fused loss has at most some of them at a time."""
+        if key is None:
+            return replace(run, config=run.config.replace(loss="chunked").without("kernels"))
+        note = f"{key} does nothing here: {self.trainer.name} leaves Liger out for {model.name}"
+        return replace(run, config=run.config.replace(loss="full").without("kernels"), notes=(*run.notes, note))
 
     def _with_known_tiles(self, run: Run, model: Model, tiles: object) -> Run:
         """The run with MLPs as a whole where trials cannot tile them; what it says of other tiles than theirs."""
@@ -169,8 +175,12 @@ class RunReader:
         )
 
 
+LIGER_LOSS = ("use_liger_kernel", "enable_liger_kernel", "liger_fused_linear_cross_entropy")
+"""The keys that ask for Liger's fused loss: transformers' and trl's, LLaMA-Factory's, axolotl's."""
+
+
 def _liger_key(values: Mapping[str, Any]) -> str:
-    """The first of a file's keys for Liger."""
+    """The first of a file's keys for Liger's kernels in layers."""
     return next(key for key in values if "liger" in key)
 
 

@@ -93,24 +93,19 @@ def run_measurements(args: TrainingArguments, model: Any, script: str, store: st
                 trial
                 for stack in opened.stacks(hardware_key, workload.key)
                 for trial in opened.trials(
-                    hardware_key=hardware_key,
-                    stack_key=stack.key,
-                    workload_key=workload.key,
-                    outcome=Fits.kind,
-                    newest_first=True,
+                    hardware_key=hardware_key, stack_key=stack.key, workload_key=workload.key, outcome=Fits.kind
                 )
             ]
     except (NothingFits, NotMeasured, NoStore):
         return None
     settings = [run.config.get(axis) for axis in DECIDED_AXES]
-    alike = (
+    alike = [
         t
         for t in fitted
         if t.config.get("method") == goal.method and [t.config.get(a) for a in DECIDED_AXES] == settings
-    )
-    return RunMeasurements(
-        workload=workload, goal=goal, best=best, trial=next(alike, None), has_length=seq_len is not None
-    )
+    ]
+    latest = max(alike, key=lambda t: t.trial_id or 0, default=None)
+    return RunMeasurements(workload=workload, goal=goal, best=best, trial=latest, has_length=seq_len is not None)
 
 
 def _method(model: Any) -> str:

@@ -120,6 +120,18 @@ def test_llamafactory_leaves_liger_out_where_it_has_none_for_the_model(
     assert any("enable_liger_kernel does nothing here" in note for note in result.notes) is said
 
 
+def test_another_fused_loss_than_ligers_never_means_all_logits(tmp_path: Path) -> None:
+    path = tmp_path / "lora.yml"
+    path.write_text(
+        "base_model: its/model\nadapter: lora\nlora_r: 8\nlora_target_linear: true\nbf16: true\nliger_rope: true\n"
+        "plugins:\n- axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin\n"
+        "- axolotl.integrations.liger.LigerPlugin\n"
+    )
+    result = without_advice(path, model="pythia-160m")
+    assert result.estimate.config["loss"] == "chunked"
+    assert not any("does nothing here" in note for note in result.notes)
+
+
 @pytest.mark.parametrize(
     ("model", "tiles", "mlp", "said"),
     [

@@ -138,6 +138,17 @@ def test_a_config_without_a_trial_is_compared_with_none(
     assert "this run's config was not measured" in first and "its config was not measured in a trial" in last
 
 
+def test_the_latest_trial_is_compared_whatever_the_libraries(
+    store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = tiny_job(program=PROGRAM)
+    later = replace(job, stack=replace(job.stack, torch="2.99.0"))
+    for speeds, of in (({2: 900.0}, job), ({2: 1000.0}, later), ({4: 800.0}, job)):
+        measured(store, speeds, of)
+    *_, last = train(tmp_path, caplog)
+    assert "in its trial 1,000 tokens/s" in last
+
+
 @pytest.mark.parametrize(
     "other",
     [

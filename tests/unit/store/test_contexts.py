@@ -104,6 +104,11 @@ def test_outcomes_are_counted_again_only_where_they_may_have_changed(store: Stor
     counted.clear()
     assert store.outcomes() == {"fits": 4, "out_of_memory": 1}
     assert len(counted) == 1 and added.workload.key in str(counted)
+    for trial in (a_trial(), a_trial(workload=OTHER)):
+        store.add(trial)
+    counted.clear()
+    assert store.outcomes() == {"fits": 6, "out_of_memory": 1}
+    assert len(counted) == 1, "one statement for all that have changed"
 
 
 def test_how_the_searches_are_doing(store: Store) -> None:

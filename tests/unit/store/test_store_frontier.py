@@ -191,7 +191,7 @@ APART = 1e-9
 """tokens/s by which two configs differ at least: of two with the very same figures a frontier keeps either one."""
 HISTORY = st.tuples(
     st.sampled_from(CONFIGS),
-    st.sampled_from([None, None, "early", "oom", "host", "late", "hurried", "machinery", "aside", "beside"]),
+    st.sampled_from([None, None, "early", "oom", "host", "late", "hurried", "machinery", "aside", "beside", "before"]),
     SMALL,
     SMALL,
     st.sampled_from(LIMITS),
@@ -237,13 +237,18 @@ def drawn_trial(drawn: Drawn) -> Trial:
 @example(drawn=OVER_THEN_EARLY)
 def test_equals_the_frontier_of_all_configs_judged_one_by_one(shared: Store, drawn: list[Drawn]) -> None:
     number = next(CARDS)
-    tried = []
+    tried: list[Trial] = []
     for one in drawn:
         trial = drawn_trial(one)
         card = replace(trial.hardware, device_name=f"card {number}")
-        tried.append(shared.add(replace(trial, hardware=card)))
-        frontier, expected = stored_frontier(shared, tried[-1]), frontier_of(tried)
+        if one[1] == "before" and tried:  # one that has been judged is set aside
+            shared.set_aside(tried[-1], "slower than others of its type")
+        writer = shared if one[1] is None else Store(shared._database)  # another process
+        writer.add(replace(trial, hardware=card))
+        tried = shared.trials(hardware_key=card.key)
+        frontier, expected = stored_frontier(shared, tried[-1], one[4]), frontier_of(tried, one[4])
         assert replace(frontier, considered=()) == replace(expected, considered=()), "read on from the one before"
+        assert shared.count(hardware_key=card.key) == len(tried)
     for limit in (None, 1, *LIMITS):
         frontier, expected = stored_frontier(shared, tried[-1], limit), frontier_of(tried, limit)
         # Which points are considered is the store's affair, as long as none is missing that may be chosen.
