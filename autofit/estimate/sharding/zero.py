@@ -335,7 +335,8 @@ class Zero(ZeroAmounts):
         outside = {i for i, unit in own.items() if unit is ROOT or not self.buckets.overlaps} & large - late
         edit.free(begin, outside)
         if self.buckets.overlaps:
-            self._at_first_reduction(edit, last, edit.all_gradients("backward-1"), own, begin)
+            # As if others' gradients filled no bucket: with them, recorded ranks are predicted to take 0.1 % less.
+            self._at_first_reduction(edit, last, own, own, begin)
         else:
             edit.after_stage(last).extend(begin)
         _drop_as_next_comes(edit, last, large, own.keys() & large - late - outside)
