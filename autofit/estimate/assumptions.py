@@ -241,8 +241,8 @@ def _kept_by_the_heap(config: Config) -> str:
 
 
 def of_borrowed(error: float) -> str:
-    """What is assumed of memory whose fragmentation is that of another config (`Footprint.borrowed_error`)."""
+    """What is assumed of memory without a replay (`Footprint.borrowed_error`)."""
     return (
-        "the allocator's fragmentation is that of a similar config, so the memory may be up to "
-        f"{error:.0%} higher: `autofit estimate` replays the allocator for the config itself"
+        "the allocator's fragmentation is that of a similar config, or left out where nothing fits, so the memory may "
+        f"be up to {error:.0%} higher: `autofit estimate` replays the allocator for the config itself"
     )

@@ -23,7 +23,7 @@ from autofit.estimate.memory.events import Updates
 from autofit.estimate.memory.heap import Traits
 from autofit.estimate.memory.memory import Memory, cuda_memory, host_memory, most_of
 from autofit.estimate.memory.memory_trace import MemoryTrace
-from autofit.estimate.memory.replays import Fragmentation, Replays, fragmentation_keys
+from autofit.estimate.memory.replays import Fragmentation, Replays, alike
 from autofit.estimate.memory.timeline import Timeline, timeline
 from autofit.estimate.saving import whole_bytes
 from autofit.estimate.sharding import Holdings, Hosted, Library, Traffic, library
@@ -110,7 +110,7 @@ class Estimator:
         segments = job.expandable_segments is not False
         self._replays = Replays(expandable_segments=segments, release=job.stack.torch_release)
         self._shares: dict[Hashable, float] = {}
-        """Shares that were seen to be fragmented, by the keys of `fragmentation_keys`."""
+        """Shares that were seen to be fragmented, by the keys of `alike`."""
 
     def estimate(self, config: Config, *, memory_limit_bytes: int) -> Estimate:
         """The footprint of `config` with its time at the estimator's rates."""
@@ -223,12 +223,10 @@ class Estimator:
         """The memory, and the bytes of paged states that the driver pages out of a full device. A limit that torch
         enforces counts them all."""
         capped = limit < self.job.hardware.memory_bytes
-        decoder, alike = fragmentation_keys(config)
+        key = alike(config)
         # Alike are configs that train alike; what evaluation leaves of that is another matter.
         replayed = replayed or traced.timeline.peaks_in_evaluation
-        fragmentation = Fragmentation(
-            of_alike=self._shares.get(alike), of_decoder=self._shares.get(decoder), by_liger=by_liger(config)
-        )
+        fragmentation = Fragmentation(share=self._shares.get(key), by_liger=by_liger(config))
         on_rank = partial(
             cuda_memory,
             workspace=cublas_workspace_bytes(self.job.hardware.capability, self.job.stack.torch_release),
@@ -238,16 +236,13 @@ class Estimator:
             fragmentation=None if replayed else fragmentation,
             others=others,
             context=context_bytes(self.job),
-            paged=traced.paged_bytes,
             saving=whole_bytes(config, self.job),
         )
         memory = most_of([on_rank(line) for line in traced.timelines])
         fits = memory.device_bytes <= limit
-        if not memory.gives_back_cache and not traced.timeline.peaks_in_evaluation:
+        if fits and not memory.gives_back_cache and not traced.timeline.peaks_in_evaluation:
             share = memory.breakdown["fragmentation"] / (memory.peak_reserved_bytes - memory.breakdown["fragmentation"])
-            self._shares.setdefault(decoder, share)
-            if fits:
-                self._shares.setdefault(alike, share)
+            self._shares.setdefault(key, share)
         paged_out = max(0, memory.device_bytes + traced.paged_bytes - limit) if fits and not capped else 0
         paged_in = traced.paged_bytes - paged_out
         memory = replace(

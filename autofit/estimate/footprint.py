@@ -26,7 +26,8 @@ class Footprint(Document):
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     device_bytes: int
-    """What the driver would show: reserved memory and the context."""
+    """What the driver would show: reserved memory and the context. Where that is beyond the limit, the least limit that
+    would be enough."""
     host_bytes: int
     """Host memory that one rank's training takes, without what its process holds before it trains: Python, the
     libraries and the context's part on the host (`Measurement.host_baseline_bytes`)."""
@@ -37,11 +38,11 @@ class Footprint(Document):
     work: StepWork | None = None
     """What the time is computed from; None where the step was not traced, or nothing is known of the hardware."""
     gives_back_cache: bool = False
-    """Whether it fits only because CUDA's allocator gives unused memory back before it fails: `device_bytes` then holds
-    for this limit alone, and steps are slower than predicted."""
+    """Whether `device_bytes` is enough only because CUDA's allocator gives unused memory back before it fails: it then
+    holds for this limit alone, and steps are slower than predicted."""
     borrowed_error: float = 0.0
-    """By what share `device_bytes` may be too low, as its fragmentation is that of another config of the lattice; 0
-    where the allocator was replayed for this one."""
+    """By what share `device_bytes` may be too low, as its fragmentation is that of another config of the lattice, or is
+    left out where it does not fit anyway; 0 where the allocator was replayed for this one."""
     uncompiled: bool = False
     """Whether a config that compiles is predicted as without, because its compiled layers cannot be traced."""
     untraced: str | None = None
@@ -75,9 +76,11 @@ class Footprint(Document):
             return self
         if kind_of(self.config).paged:
             return None
-        cache = self.breakdown["fragmentation"] if self.breakdown["context"] else 0
         device = self.device_bytes + more
-        if self.gives_back_cache or device - cache <= memory_limit_bytes < device * (1.0 + self.borrowed_error):
+        on_card = self.breakdown["context"] > 0
+        exceeded = memory_limit_bytes < device - self.breakdown["fragmentation"]
+        ample = self.fits_device and memory_limit_bytes >= device * (1.0 + self.borrowed_error)
+        if on_card and not exceeded and (self.gives_back_cache or not ample):
             return None
         parts = {**self.breakdown, "context": self.breakdown["context"] + more}
         return replace(self, memory_limit_bytes=memory_limit_bytes, device_bytes=device, breakdown=parts)

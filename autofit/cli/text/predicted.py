@@ -49,7 +49,7 @@ def estimate_text(estimate: Estimate, *, verbose: bool = False) -> str:
         *((f"  {name.replace('_', ' ')}", share[name]) for name, size in estimate.breakdown.items() if size),
         *host_rows(estimate),
         *checkpoint_rows(estimate),
-        *([("close", CLOSE)] if estimate.gives_back_cache else []),
+        *([("close", CLOSE)] if estimate.gives_back_cache and estimate.fits_device else []),
         *([("evaluation", _in_evaluation(estimate))] if estimate.peak_phase == EVALUATION else []),
         *(_details(estimate) if verbose else ()),
     ]

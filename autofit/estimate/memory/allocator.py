@@ -35,7 +35,7 @@ class OutOfDeviceMemory(Exception):
     """The driver has no more memory, even after every unused segment was given back."""
 
     def __init__(self, requested: int, reserved: int) -> None:
-        """The segment requested, and what was reserved then, in bytes."""
+        """The bytes requested of the driver, and those reserved then."""
         super().__init__(f"{requested} bytes requested with {reserved} reserved")
         self.needed = requested + reserved
 
@@ -189,7 +189,7 @@ class CachingAllocator:
             self.retries += 1
             self.empty_cache()
             if self._exceeds(pool, size):
-                raise OutOfDeviceMemory(_segment_bytes(pool, size), self.reserved)
+                raise OutOfDeviceMemory(self._bytes_compared(pool, size), self.reserved)
         needed = self._bytes_from_driver(pool, size)
         self.reserved += needed
         self.peak_reserved = max(self.peak_reserved, self.reserved)
@@ -200,10 +200,10 @@ class CachingAllocator:
         return block
 
     def _exceeds(self, pool: _Pool, size: int) -> bool:
-        if self.limit is None:
-            return False
-        needed = _segment_bytes(pool, size) if self.capped else self._bytes_from_driver(pool, size)
-        return self.reserved + needed > self.limit
+        return self.limit is not None and self.reserved + self._bytes_compared(pool, size) > self.limit
+
+    def _bytes_compared(self, pool: _Pool, size: int) -> int:
+        return _segment_bytes(pool, size) if self.capped else self._bytes_from_driver(pool, size)
 
     def _bytes_from_driver(self, pool: _Pool, size: int) -> int:
         """Bytes that must be taken from the driver for a request that no free block serves."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from autofit.core.outcome import SAVING
 from autofit.estimate.memory import heap
@@ -38,31 +37,27 @@ def cuda_memory(
     fragmentation: Fragmentation | None = None,
     others: Sequence[Timeline] = (),
     context: int,
-    paged: int = 0,
     saving: int = 0,
 ) -> Memory:
-    """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that.
+    """The memory of two optimizer steps within `limit` bytes of device memory, or else the least that is enough.
 
     `workspace` is cuBLAS's per handle, `context` lies outside of the allocator, and saving a checkpoint takes `saving`
     beyond what lies there between steps; all in bytes. Torch enforces a limit that is `capped`, as it is less than the
-    device has; it then counts `paged` states too, which lie outside of the allocator. A given `fragmentation` may save
-    a replay. `others` are timelines of the same step on shorter sequences.
+    device has. A given `fragmentation` may save a replay. `others` are timelines of the same step on shorter sequences.
     """
     limit -= context
     handles = 2 * workspace  # the forward's thread and autograd's
     parts = _parts(line)
     parts["temporaries"] += handles
     allocated = in_parts = sum(parts.values())
-    borrowed = None if fragmentation is None else fragmentation.borrowed(allocated, limit)
-    gives_back_cache = False
-    if borrowed is None:
-        replayed = partial(replays.reserved, line, workspace, capped=capped, others=others)
-        held = replayed(limit if allocated <= limit else None)
-        if capped and held.gives_back_cache and held.reserved + paged > limit:
-            held = replayed(None)
+    borrowed_error, gives_back_cache = 0.0, False
+    reserved = None if fragmentation is None else fragmentation.borrowed(allocated, limit)
+    if fragmentation is not None and reserved is not None:
+        borrowed_error = fragmentation.error
+    else:
+        held = replays.reserved(line, workspace, max(limit, allocated), capped=capped, others=others)
         allocated = max(allocated, held.allocated)
-        borrowed, gives_back_cache = (max(held.reserved, allocated), 0.0), held.gives_back_cache
-    reserved, borrowed_error = borrowed
+        reserved, gives_back_cache = max(held.reserved, allocated), held.gives_back_cache
     return Memory(
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,

@@ -96,7 +96,7 @@ class Reserved:
     """With remainders of up to 1 MiB that are not split off where there are no expandable segments."""
     reserved: int
     gives_back_cache: bool
-    """Whether unused memory has to be given back for `reserved` to be within the limit."""
+    """Whether unused memory has to be given back for `reserved` to be enough."""
 
 
 class Replays:
@@ -115,7 +115,8 @@ class Replays:
         capped: bool = False,
         others: Sequence[Timeline] = (),
     ) -> Reserved:
-        """What a step takes within `limit` bytes, or would take beyond; `capped` and `others` as for `replay`."""
+        """What a step takes within `limit` bytes, or else within the least limit that is enough for it; `capped` and
+        `others` as for `replay`."""
         content = sha256()
         for timeline in (line, *others):
             for part in (timeline.sizes, timeline.storages, timeline.phases, timeline.streams, timeline.of_products):
@@ -128,12 +129,12 @@ class Replays:
     def _outcome(
         self, line: Timeline, workspace: int, limit: int | None, capped: bool, others: Sequence[Timeline]
     ) -> Reserved:
-        rerun = partial(self._replay, line, workspace, others=others)
-        try:
-            allocator = rerun(limit=limit, capped=capped)
-        except OutOfDeviceMemory as error:
-            allocator = rerun()
-            allocator.peak_reserved = max(allocator.peak_reserved, error.needed)
+        allocator = None
+        while allocator is None:
+            try:
+                allocator = self._replay(line, workspace, limit=limit, capped=capped, others=others)
+            except OutOfDeviceMemory as error:
+                limit = error.needed
         return Reserved(
             allocated=allocator.peak_allocated,
             reserved=allocator.peak_reserved,
@@ -141,40 +142,34 @@ class Replays:
         )
 
 
-def fragmentation_keys(config: Config) -> tuple[Hashable, Hashable]:
-    """Two cache keys: one per decoder trace, and a finer one that adds the micro-batch range (1 and 2, 4 and 8, and so
-    on; with Liger's kernels, which write gradients over what they have kept, each is its own).
-
-    Fragmentation depends little on the optimizer and the rank, and much on whether the logits are one block.
-    """
-    decoder = affecting(config, Part.DECODER, Part.RANK), config["loss"] == "full"
+def alike(config: Config) -> Hashable:
+    """A key of configs whose steps leave about the same share of memory unused: of one decoder trace, one loss, and one
+    range of micro-batches (1 and 2, 4 and 8, and so on; with Liger's kernels, which write gradients over what they have
+    kept, each is its own). The optimizer and the rank matter little."""
     micro_batch = config.number("micro_batch")
-    return decoder, (decoder, micro_batch if by_liger(config) else (micro_batch.bit_length() - 1) // 2)
+    size = micro_batch if by_liger(config) else (micro_batch.bit_length() - 1) // 2
+    return affecting(config, Part.DECODER, Part.RANK), config["loss"] == "full", size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragmentation:
-    """The share of allocated memory that the allocator reserved on top of it for other steps."""
+    """What may be taken for reserved without a replay: of what fits, a share more than is allocated, as a step `alike`
+    showed; of what does not, what is allocated."""
 
-    of_alike: float | None = None
-    """The share of a similar step: half are off by less than 0.005 and, but for Liger's kernels, 19 of 20 by less than
-    0.03 (test_whole_lattice.py)."""
-    of_decoder: float | None = None
-    """The share of any step with the same decoder, which is enough where the step does not fit anyway."""
+    share: float | None
+    """None where no step alike is known. Half are off by less than 0.005 and, but for Liger's kernels, 19 of 20 by less
+    than 0.03 (test_whole_lattice.py)."""
     by_liger: bool = False
     """Whether these are steps with Liger's kernels."""
 
-    def borrowed(self, allocated: int, limit: int) -> tuple[int, float] | None:
-        """Bytes to take as reserved, and by what share they may be too low; None where only a replay can tell."""
-        share, error = self.of_alike, LIGER_ERROR if self.by_liger else ALIKE_ERROR
-        if allocated > limit and share is None:
-            share, error = self.of_decoder, DECODER_ERROR
-        if share is None:
-            return None
-        reserved = int(allocated * (1.0 + share))
-        return None if allocated <= limit < reserved * (1.0 + error) else (reserved, error)
+    @property
+    def error(self) -> float:
+        """By what share more may be needed: no config of test_whole_lattice.py exceeds it."""
+        return 0.15 if self.by_liger else 0.1
 
-
-ALIKE_ERROR, LIGER_ERROR, DECODER_ERROR = 0.1, 0.15, 0.2
-"""By what share each may be too low, the second with Liger's kernels: no config of test_whole_lattice.py exceeds
-them."""
+    def borrowed(self, allocated: int, limit: int) -> int | None:
+        """The bytes to take for reserved; None where only a replay can tell what fits."""
+        if allocated > limit:
+            return allocated
+        reserved = None if self.share is None else int(allocated * (1.0 + self.share))
+        return None if reserved is None or limit < reserved * (1.0 + self.error) else reserved

@@ -16,7 +16,7 @@ from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.memory.memory import cuda_memory
 from autofit.estimate.memory.memory_trace import Category
-from autofit.estimate.memory.replays import ALIKE_ERROR, SETTLED, STEPS, Fragmentation, Replays, replay
+from autofit.estimate.memory.replays import SETTLED, STEPS, Fragmentation, Replays, replay
 from autofit.estimate.memory.timeline import Timeline
 from autofit.techniques import complete, parse
 
@@ -185,27 +185,30 @@ def test_what_fits_without_the_cache_fits() -> None:
     assert tight.gives_back_cache and tight.device_bytes == 240 * MIB + CONTEXT_BYTES == sum(tight.breakdown.values())
     assert tight.peak_allocated_bytes == free.peak_allocated_bytes and tight.phase_peaks == free.phase_peaks
     for less in (235, 100):  # more than is allocated, but not in whole pages; and less
-        assert memory(HOLE, HOPPER, limit=less * MIB + CONTEXT_BYTES) == free
+        assert memory(HOLE, HOPPER, limit=less * MIB + CONTEXT_BYTES) == tight, "the least that is enough"
 
 
 def test_borrowed_fragmentation_never_decides_what_fits() -> None:
     free = memory(HOLE, HOPPER, limit=GIB)
-    alike = Fragmentation(of_alike=0.5)
+    alike = Fragmentation(share=0.5)
     too_much = memory(HOLE, HOPPER, limit=GIB, fragmentation=alike)
     assert too_much.peak_reserved_bytes == 348 * MIB == 1.5 * free.peak_allocated_bytes
     assert memory(HOLE, HOPPER, limit=320 * MIB + CONTEXT_BYTES, fragmentation=alike) == free
-    enough = int(348 * MIB * (1 + ALIKE_ERROR)) + 1 + CONTEXT_BYTES
-    assert memory(HOLE, HOPPER, limit=enough, fragmentation=alike).borrowed_error == ALIKE_ERROR
+    enough = int(348 * MIB * (1 + alike.error)) + 1 + CONTEXT_BYTES
+    assert memory(HOLE, HOPPER, limit=enough, fragmentation=alike).borrowed_error == alike.error
     assert memory(HOLE, HOPPER, limit=enough - 1, fragmentation=alike) == free, "it might be too low"
-    none = Fragmentation(of_alike=0.0)
+    none = Fragmentation(share=0.0)
     assert memory(HOLE, HOPPER, limit=GIB, fragmentation=none).peak_reserved_bytes == free.peak_allocated_bytes
-    assert memory(HOLE, HOPPER, limit=235 * MIB + CONTEXT_BYTES, fragmentation=none) == free, "232 would fit, 300 not"
+    tight = memory(HOLE, HOPPER, limit=235 * MIB + CONTEXT_BYTES, fragmentation=none)
+    assert tight.peak_reserved_bytes == 240 * MIB, "232 would fit"
 
 
-def test_that_of_any_config_with_the_decoder_serves_only_what_does_not_fit() -> None:
-    free, remote = memory(HOLE, HOPPER, limit=GIB), Fragmentation(of_decoder=0.5)
-    assert memory(HOLE, HOPPER, limit=GIB, fragmentation=remote) == free
-    assert memory(HOLE, HOPPER, limit=100 * MIB, fragmentation=remote).peak_reserved_bytes == 348 * MIB
+def test_what_does_not_fit_in_a_lattice_is_not_replayed() -> None:
+    unknown = Fragmentation(share=None)
+    assert memory(HOLE, HOPPER, limit=GIB, fragmentation=unknown) == memory(HOLE, HOPPER, limit=GIB)
+    least = memory(HOLE, HOPPER, limit=100 * MIB, fragmentation=unknown)
+    assert least.peak_reserved_bytes == least.peak_allocated_bytes == 232 * MIB and least.borrowed_error > 0
+    assert least.peak_reserved_bytes < memory(HOLE, HOPPER, limit=100 * MIB).peak_reserved_bytes == 240 * MIB
 
 
 def test_a_timeline_is_replayed_once_for_each_limit() -> None:
@@ -215,7 +218,7 @@ def test_a_timeline_is_replayed_once_for_each_limit() -> None:
     assert replays.reserved(HOLE, WORKSPACE, None) is replays.reserved(same, WORKSPACE, None)
     assert replays.reserved(other, WORKSPACE, None) is not replays.reserved(same, WORKSPACE, None)
     within = [replays.reserved(HOLE, WORKSPACE, mib * MIB) for mib in (239, 240)]
-    assert [(held.reserved, held.gives_back_cache) for held in within] == [(300 * MIB, False), (240 * MIB, True)]
+    assert [(held.reserved, held.gives_back_cache) for held in within] == 2 * [(240 * MIB, True)]
 
 
 def test_an_evaluation_comes_once_and_steps_follow_it() -> None:

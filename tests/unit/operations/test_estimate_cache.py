@@ -101,6 +101,9 @@ def test_under_a_limit_that_decides_what_the_allocator_keeps_only_an_estimate_fo
     assert find(store, limit=21 * GIB) == [replace(FOOTPRINT, memory_limit_bytes=21 * GIB)]
     EstimateCache(ON_CPU, store).keep([replace(FOOTPRINT, breakdown={**FOOTPRINT.breakdown, "context": 0})])
     assert len(find(store, job=ON_CPU, limit=20 * GIB)) == 1, "a heap gives nothing back"
+    too_much = replace(squeezed, memory_limit_bytes=18 * GIB)
+    assert too_much.under(21 * GIB) is None, "it may reserve more where it can"
+    assert too_much.under(17 * GIB) == replace(too_much, memory_limit_bytes=17 * GIB)
     again = replace(squeezed, config=FOOTPRINT.config)
     keep(store, again)
     assert find(store, FOOTPRINT.config, limit=20 * GIB) == [again], "made once for each change of the limit"
