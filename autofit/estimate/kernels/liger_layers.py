@@ -103,7 +103,8 @@ class _RmsNorm(torch.autograd.Function):
             sums = torch.empty(MULTIPROCESSORS, hidden.shape[-1], dtype=torch.float32)
         of_hidden = gradient if ctx.in_place else torch.zeros_like(gradient)
         of_hidden.add_(hidden)
-        return of_hidden, None if sums is None else sums.sum(dim=0).to(weight.dtype), None
+        # A view, to which autograd adds no other gradient in place.
+        return of_hidden.view(hidden.shape), None if sums is None else sums.sum(dim=0).to(weight.dtype), None
 
 
 class _Gate(torch.autograd.Function):

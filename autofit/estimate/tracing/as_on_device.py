@@ -116,7 +116,7 @@ class _MasksInPlace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What is added to the scores where a mask forbids (convert_boolean_attn_mask of aten/src/ATen/native/transformers/
     attention.cpp)."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
+    return torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=dtype, device=mask.device))
 
 
 def _save_on_host(recorder: Recorder, pin_memory: bool = False) -> AbstractContextManager[None]:
