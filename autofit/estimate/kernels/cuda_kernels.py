@@ -98,9 +98,21 @@ def _column_sums(args: tuple[Any, ...]) -> Held:
     summed = sorted(dimension % operand.ndim for dimension in args[1] or ())
     columns = math.prod(operand.shape[len(summed) :])
     is_of_columns = 0 < len(summed) < operand.ndim and summed == list(range(len(summed)))
-    if not is_of_columns or columns % 4 or columns < BLOCK_COLUMNS or not operand.is_contiguous():
+    if not is_of_columns or columns % 4 or columns < BLOCK_COLUMNS or not _in_rows(operand, len(summed)):
         return Held()
     return Held(sums=(operand.numel(), columns))
+
+
+def _in_rows(operand: torch.Tensor, leading: int) -> bool:
+    """Whether the trailing dimensions are rows without gaps between them, in any order of the `leading` ones, such as
+    a gradient of heads that were transposed."""
+    order = sorted(range(leading), key=operand.stride, reverse=True)
+    stride = 1
+    for dimension in reversed([*order, *range(leading, operand.ndim)]):
+        if operand.shape[dimension] > 1 and operand.stride(dimension) != stride:
+            return False
+        stride *= operand.shape[dimension]
+    return True
 
 
 _FLASH_BACKWARD = "aten._scaled_dot_product_flash_attention_backward.default"

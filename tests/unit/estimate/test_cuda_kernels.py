@@ -337,6 +337,9 @@ def test_only_leading_dimensions_are_added_up_as_columns() -> None:
     sums = {dims: cuda_scratch("aten.sum.dim_IntList", (operand, list(dims))).sums for dims in ((0, 1), (0,), (-1,))}
     assert sums == {(0, 1): (2 * 600 * 128, 128), (0,): (2 * 600 * 128, 600 * 128), (-1,): None}
     assert cuda_scratch("aten.sum.dim_IntList", (operand[:, :, :100], [0, 1])).sums is None, "not one after the other"
+    heads = torch.empty(2, 8, 600, 128, device="meta").transpose(1, 2)
+    assert cuda_scratch("aten.sum.dim_IntList", (heads, [0, 1, 2])).sums == (heads.numel(), 128), "in another order"
+    assert cuda_scratch("aten.sum.dim_IntList", (heads, [0, 1])).sums is None, "a row of 8 times 128 has gaps"
 
 
 def test_chunks_of_the_fused_loss_are_ligers() -> None:
@@ -358,6 +361,18 @@ def test_of_ligers_mlp_the_product_alone_is_held_while_the_output_projection_run
     with replaced(skeleton), torch.no_grad():
         mlp(torch.empty(1, 2, mlp.gate_proj.in_features, device="meta", dtype=mlp.gate_proj.weight.dtype))
     assert alive == [None, None]
+
+
+def test_to_the_gradient_of_ligers_norm_nothing_is_added_in_place() -> None:
+    skeleton: Any = make_skeleton(make_plan(complete(parse("method=full,micro_batch=1")), job(), torch.device("cpu")))
+    norm = skeleton.model.norm
+    given = torch.zeros(1, 2, norm.weight.numel(), device="meta", requires_grad=True)
+    norm.weight.requires_grad_(False)
+    views: list[bool] = []
+    given.register_hook(lambda gradient: views.append(gradient._is_view()))
+    with replaced(skeleton):
+        norm(given).sum().backward()
+    assert views == [True]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
