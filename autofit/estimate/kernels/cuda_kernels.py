@@ -24,6 +24,11 @@ transformers/cuda/flash_attn/flash_api.cpp)."""
 EFFICIENT_TILE = 64
 """Rows and columns of the tiles in which efficient attention sums the query's gradient (kBlockSizeI of most kernels in
 aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/cutlassB.h)."""
+NARROW_HEADS = 128
+"""Up to this width efficient attention keeps what it adds up in registers (kKeepOutputInRF of kernel_forward.h in
+mem_eff_attention, and kOutputInRF of kernel_backward.h, for the kernels of A100 and H100)."""
+SPLIT_KEYS = 200
+"""Parts into which it splits the keys of all heads together to sum wider ones' gradients (attention_backward.cu)."""
 CUSTOM_GEMM_ROWS = 4
 """Up to this many rows bitsandbytes multiplies without dequantising the weight (_GEMM_4BIT_CUSTOM_FLOOR_M in
 bitsandbytes/backends/cuda/ops.py)."""
@@ -54,18 +59,32 @@ def _flash_backward(args: tuple[Any, ...], sequences: int = 0) -> Held:
     return Held(beside=accumulated + (batch * heads * key.shape[2] * width * query.element_size(),) * 2)
 
 
+def _adds_in_memory(query: torch.Tensor) -> bool:
+    """Whether efficient attention adds up in fp32 beside its results: in 16 bits, for wide heads."""
+    return query.element_size() < FP32_BYTES and query.shape[-1] > NARROW_HEADS
+
+
+def _efficient_forward(args: tuple[Any, ...]) -> Held:
+    """output_accum of _efficient_attention_forward in attention.cu. Arguments: (query, key, value, ...), tensors
+    [batch, heads, tokens, width]."""
+    query: torch.Tensor = args[0]
+    return Held(beside=(query.numel() * FP32_BYTES,)) if _adds_in_memory(query) else Held()
+
+
 def _efficient_backward(args: tuple[Any, ...]) -> Held:
     """_efficient_attention_backward of attention_backward.cu: one fp32 per row, in fp32 summed from a product
-    (kKernelComputesDelta), and a workspace of fp32 tiles of the query's gradient, each with four words
-    (workspace_elements_gq in mem_eff_attention/kernel_backward.h). Staging tiles of heads wider than 128 are left out.
-    Arguments: (grad_out, query, ...), tensors [batch, heads, tokens, width]."""
+    (kKernelComputesDelta), and an fp32 workspace: tiles of the query's gradient, each with four words, and beside what
+    is kept in 16 bits a tile of the key's and one of the value's for every part of the keys (workspace_elements_gq, _gk
+    and _gv in mem_eff_attention/kernel_backward.h). Arguments: (grad_out, query, key, ...), tensors [batch, heads,
+    tokens, width]."""
     query: torch.Tensor = args[1]
     batch, heads, tokens, width = query.shape
-    tiles = -(-tokens // EFFICIENT_TILE) * -(-width // EFFICIENT_TILE)
-    rows = batch * heads
+    rows, columns = batch * heads, -(-width // EFFICIENT_TILE)
+    tiles = -(-tokens // EFFICIENT_TILE) * columns
+    staged = (2 * SPLIT_KEYS * columns * EFFICIENT_TILE**2 * FP32_BYTES,) if _adds_in_memory(query) else ()
     return Held(
         passing=query.nbytes if query.element_size() == FP32_BYTES else 0,
-        beside=(rows * tokens * FP32_BYTES, rows * tiles * (EFFICIENT_TILE**2 + 4) * FP32_BYTES),
+        beside=(rows * tokens * FP32_BYTES, rows * tiles * (EFFICIENT_TILE**2 + 4) * FP32_BYTES, *staged),
     )
 
 
@@ -118,6 +137,7 @@ def _in_rows(operand: torch.Tensor, leading: int) -> bool:
 _FLASH_BACKWARD = "aten._scaled_dot_product_flash_attention_backward.default"
 _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
     _FLASH_BACKWARD: _flash_backward,
+    "aten._scaled_dot_product_efficient_attention.default": _efficient_forward,
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
     "aten._safe_softmax.default": _safe_softmax,
     "aten._softmax_backward_data.default": _softmax_backward,

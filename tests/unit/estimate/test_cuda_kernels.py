@@ -309,6 +309,24 @@ def test_the_backward_of_attention_sums_the_querys_gradient_in_fp32() -> None:
         assert scratch("efficient", 8, dtype=dtype) == (rows * 4, rows * 64 * 4 + 2 * 8 * 4 * 16)
 
 
+@pytest.mark.parametrize(
+    ("width", "dtype", "forward", "staged"),
+    [
+        (256, torch.bfloat16, (2 * 4 * 300 * 256 * 4,), 2 * 200 * 64 * 256 * 4),
+        (128, torch.bfloat16, (), 0),
+        (256, torch.float32, (), 0),
+    ],
+)
+def test_efficient_attention_adds_up_beside_its_results_for_wide_heads_in_16_bits(
+    width: int, dtype: torch.dtype, forward: tuple[int, ...], staged: int
+) -> None:
+    query = torch.empty(2, 4, 300, width, device="meta", dtype=dtype)
+    name = "aten._scaled_dot_product_efficient_attention"
+    assert cuda_scratch(f"{name}.default", (query, query, query)).beside == forward
+    beside = cuda_scratch(f"{name}_backward.default", (query, query, query)).beside
+    assert sum(beside[2:]) == staged
+
+
 def test_the_backward_of_softmax_holds_a_product_beside_its_result() -> None:
     result = torch.empty(2, 8, 256, 256, device="meta")
     held = cuda_scratch("aten._softmax_backward_data.default", (result, result, -1, torch.float32))
