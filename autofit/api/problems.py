@@ -27,8 +27,6 @@ STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
     (AutofitError, 500, "Internal error"),
 )
 """Error class, HTTP status and title; the first class that an error is an instance of decides."""
-
-
 _OPTION = re.compile(r"autofit [^)`;]*|(?<![\w-])--(?P<option>[a-z][a-z-]*)")
 """A command up to its end, or an option outside of one."""
 
