@@ -12,7 +12,7 @@ from fastapi_swagger import patch_fastapi
 
 from autofit import __version__
 from autofit.api import problems
-from autofit.api.middleware import access, head, limits, metrics
+from autofit.api.middleware import access, bodies, metrics
 from autofit.api.page import ROUTES as PAGES
 from autofit.api.routes import answers, catalog, estimates, health, searches
 from autofit.api.routes.common import PROBLEM, NamedModels
@@ -73,8 +73,8 @@ def create_app(
     app.include_router(PAGES)
     examples.install(app)
     problems.install(app)
-    app.add_middleware(limits.LimitedBody)
+    app.add_middleware(bodies.LimitedBody)
     access.install(app, store, token=token, closed=token is not None if closed is None else closed, loopback=loopback)
     app.add_middleware(metrics.Observed, app.state.metrics)
-    app.add_middleware(head.HeadAsGet)  # the last one added is the first that sees a request
+    app.add_middleware(bodies.HeadAsGet)  # the last one added is the first that sees a request
     return app

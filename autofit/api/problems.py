@@ -27,16 +27,16 @@ STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
     (AutofitError, 500, "Internal error"),
 )
 """Error class, HTTP status and title; the first class that an error is an instance of decides."""
-
-
 _OPTION = re.compile(r"autofit [^)`;]*|(?<![\w-])--(?P<option>[a-z][a-z-]*)")
 """A command up to its end, or an option outside of one."""
 
 
-def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
+def problem(
+    status: int, title: str, detail: str, *, headers: Mapping[str, str] | None = None, **more: Any
+) -> JSONResponse:
     """A response of media type application/problem+json, with `more` members."""
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail, **more}
-    return JSONResponse(body, status_code=status, media_type="application/problem+json")
+    return JSONResponse(body, status_code=status, headers=headers, media_type="application/problem+json")
 
 
 def status_of(error: AutofitError) -> tuple[int, str]:
@@ -66,10 +66,8 @@ def install(app: FastAPI) -> None:
     async def foreseen(request: Request, error: AutofitError) -> JSONResponse:
         status, title = status_of(error)
         more = error.facts() if isinstance(error, Shortfall) else {}
-        response = problem(status, title, detail_of(request, error), **more)
-        if isinstance(error, Overloaded):
-            response.headers["Retry-After"] = "60"
-        return response
+        headers = {"Retry-After": "60"} if isinstance(error, Overloaded) else None
+        return problem(status, title, detail_of(request, error), headers=headers, **more)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -83,8 +81,7 @@ def install(app: FastAPI) -> None:
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         titles = {401: "Unauthorised", 403: "Forbidden", 404: "Not found", 413: "Too large"}
         title = titles.get(error.status_code, "Error")
-        response = problem(error.status_code, title, str(error.detail))
-        response.headers.update(error.headers or {})
+        response = problem(error.status_code, title, str(error.detail), headers=error.headers)
         described = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", ""))
         if error.status_code == 405 and described:
             # Each verb is a route of its own, and the first one speaks for itself.

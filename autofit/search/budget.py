@@ -71,8 +71,7 @@ class Budget:
     def allowance_seconds(self, expected_seconds: float) -> float:
         """Seconds that a trial expected to take `expected_seconds` may take unless it shows that it may be the best."""
         total = USUAL_SECONDS if self.limits.seconds is None else self.limits.seconds
-        share = ALLOWANCE_SHARE * total
-        return max(share, ALLOWANCE_FACTOR * expected_seconds)
+        return max(ALLOWANCE_SHARE * total, ALLOWANCE_FACTOR * expected_seconds)
 
     def patience_seconds(self, expected_seconds: float) -> float:
         """Seconds after which a trial expected to take `expected_seconds` counts as hung: five times that or, if

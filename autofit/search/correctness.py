@@ -72,13 +72,11 @@ def _judged(trial: Trial, others: Sequence[Trial]) -> Trial:
     return refutations[0] if most else trial
 
 
-EXACT_AXES = tuple(a for a in AXES if not a.numeric and a.exact)
-
-
 @cache
 def techniques(config: Config) -> int:
     """How many exact techniques a config uses; the micro-batch does not count as one."""
-    return sum(config.get(axis.name) not in (None, axis.recipe) for axis in EXACT_AXES)
+    exact_axes = (axis for axis in AXES if not axis.numeric and axis.exact)
+    return sum(config.get(axis.name) not in (None, axis.recipe) for axis in exact_axes)
 
 
 def against(trial: Trial, baseline: Trial) -> Trial:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config
@@ -18,6 +18,9 @@ from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.process.classify import DEVICE_GONE, NO_KERNELS
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Pool
+
+if TYPE_CHECKING:
+    from autofit.search.loop import SearchLoop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +35,6 @@ class _InFlight:
     """How many trials had been begun then, this one included."""
 
 
-class TrialSink(Protocol):
-    """Where the scheduler's trials go: a search."""
-
-    def keep(self, trial: Trial) -> Trial:
-        """Judge and commit a trial; called before anything else happens to it."""
-
-    def set_aside(self, trial: Trial, reason: str) -> None:
-        """Stop counting a kept trial: the device of its worker has turned out not to be what it is called."""
-
-    def show(self) -> None:
-        """Report progress; called while trials are under way."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Scheduler:
     """Runs a search's trials, as many at once as there are workers."""
@@ -52,7 +42,8 @@ class Scheduler:
     budget: Budget
     open_pool: Callable[[], Pool]
     """Called for the first trial."""
-    sink: TrialSink
+    sink: SearchLoop
+    """The search, which judges and commits each trial before anything else happens to it."""
     predictions: Mapping[Config, Prediction] = field(default_factory=dict)
     """Stored beside the trials' measurements."""
     ended: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any, cast
 
 from sqlalchemy import Connection, bindparam, func, insert, select, text, update
@@ -64,8 +65,8 @@ def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:
         # The tables are locked in the order in which every writer takes them.
         tables = "hardware, stacks, workloads, trials, contexts"
         connection.execute(text(f"LOCK TABLE {tables} IN SHARE ROW EXCLUSIVE MODE"))
-    keys_by_context: dict[tuple[object, ...], dict[str, str]] = {}
-    rows = [_row(connection, trial, keys_by_context) for trial in trials]
+    keep_once = cache(partial(keep, connection))
+    rows = [trial_values(trial) | keep_once(trial.hardware, trial.stack, trial.workload) for trial in trials]
     attempts, marks = _present(connection, rows)
     new: list[Values] = []
     for row in rows:
@@ -80,14 +81,6 @@ def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:
         connection.execute(insert(TrialRow), new)
         renew(connection, {context: newest_trial(connection, context) for context in map(_context, new)})
     return len(new), len(rows) - len(new)
-
-
-def _row(connection: Connection, trial: Trial, keys_by_context: dict[tuple[object, ...], dict[str, str]]) -> Values:
-    values = trial_values(trial)
-    context = (trial.hardware, trial.stack, trial.workload)
-    if context not in keys_by_context:
-        keys_by_context[context] = keep(connection, *context)
-    return values | keys_by_context[context]
 
 
 def _context(row: Values) -> Context:

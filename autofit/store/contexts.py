@@ -43,13 +43,9 @@ def workloads(connection: Connection, *, model: str | None, hardware_key: str | 
     """The keys of the workloads that trials ran, of one model or on one hardware if given, most recently used first."""
     of_hardware = () if hardware_key is None else (ContextRow.hardware_key == hardware_key,)
     of_model = () if model is None else (WorkloadRow.model == model,)
-    query = select(ContextRow.workload_key).join(WorkloadRow, WorkloadRow.key == ContextRow.workload_key)
-    newest_first = func.max(ContextRow.last_trial_id).desc()
-    return list(
-        connection.scalars(
-            query.where(*of_hardware, *of_model).group_by(ContextRow.workload_key).order_by(newest_first)
-        )
-    )
+    keys = select(ContextRow.workload_key).join(WorkloadRow, WorkloadRow.key == ContextRow.workload_key)
+    grouped = keys.where(*of_hardware, *of_model).group_by(ContextRow.workload_key)
+    return list(connection.scalars(grouped.order_by(func.max(ContextRow.last_trial_id).desc())))
 
 
 def state(connection: Connection, keys: Mapping[str, str]) -> Row[*tuple[Any, ...]] | None:

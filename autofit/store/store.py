@@ -14,6 +14,7 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, Connection, Select, false, func, null, select
 
 from autofit.core.device.hardware import Hardware, Stack
+from autofit.core.errors import unknown
 from autofit.core.frontier import Frontier
 from autofit.core.lattice import Config
 from autofit.core.outcome import Trial
@@ -184,7 +185,9 @@ class Store:
         **conditions: Unpack[Conditions],
     ) -> list[Trial]:
         """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set; at
-        most `limit`. With `before`, only those with lower numbers."""
+        most `limit`. With `before`, only those with lower numbers. Raises `TypeError` for a condition that there is
+        not."""
+        _check(conditions, Conditions)
         clauses = _where(conditions) + ([] if before is None else [TrialRow.id < before])
         order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
         query = select(TrialRow).where(*clauses).order_by(order)
@@ -195,12 +198,14 @@ class Store:
         return self._all_trials(query)
 
     def count(self, *, outcome: str | None = None, **conditions: Unpack[OfContexts]) -> int:
-        """How many trials meet every given condition, all attempts."""
+        """How many trials meet every given condition, all attempts. Raises `TypeError` for one that there is not."""
         counts = self.outcomes(**conditions)
         return counts.total() if outcome is None else counts[outcome]
 
     def outcomes(self, **conditions: Unpack[OfContexts]) -> Counter[str]:
-        """How many trials there are of each outcome; those of a context are counted anew once it has changed."""
+        """How many trials there are of each outcome; those of a context are counted anew once it has changed.
+        Raises `TypeError` for a condition that there is not."""
+        _check(conditions, OfContexts)
 
         def work(connection: Connection) -> Counter[str]:
             versions = dict(contexts.versions(connection, *_of_contexts(conditions, ContextRow)))
@@ -324,10 +329,8 @@ class Store:
 
     def _read_searches(self, *conditions: ColumnElement[bool], limit: int | None = None) -> list[Search]:
         def work(connection: Connection) -> list[Search]:
-            query = select(SearchRow, is_held(connection).label("held")).where(*conditions)
-            rows = connection.execute(
-                query.order_by(SearchRow.started_at.desc(), SearchRow.search_id).limit(limit)
-            ).all()
+            query = select(SearchRow, is_held(connection).label("held")).where(*conditions).limit(limit)
+            rows = connection.execute(query.order_by(SearchRow.started_at.desc(), SearchRow.search_id)).all()
             return [read_search(connection, self._reader, row) for row in rows]
 
         return self._database.fetch(work)
@@ -340,6 +343,12 @@ class Store:
         with self._database.read() as connection, connection.execute(query) as rows:
             for row in rows:
                 yield self._reader.trial(connection, row)
+
+
+def _check(conditions: OfContexts, kind: type[OfContexts]) -> None:
+    """Raises `TypeError` for a condition that `kind` does not have: to pass it by would answer another question."""
+    for name in conditions.keys() - kind.__annotations__.keys():
+        raise TypeError(str(unknown("condition", name, kind.__annotations__)))
 
 
 def _where(conditions: Conditions) -> list[ColumnElement[bool]]:

@@ -144,17 +144,8 @@ class TrialRow(Base):
         # The latest of a context, and all that says which of its trials may be on a frontier (ranking.py).
         Index(
             "ix_trials_context",
-            "workload_key",
-            "hardware_key",
-            "stack_key",
-            "id",
-            "config_key",
-            "outcome",
-            "stopped_early",
-            "family",
-            "device_bytes",
-            "tokens_per_second",
-            "memory_limit_bytes",
+            *("workload_key", "hardware_key", "stack_key", "id", "config_key"),
+            *("outcome", "stopped_early", "family", "device_bytes", "tokens_per_second", "memory_limit_bytes"),
         ),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -124,7 +124,8 @@ class StoredTrials(TrialLog):
             )
 
     def _write(self, trial: Trial) -> None:
-        for path in [self._file] if self._file is not None else self._places():
+        name = f"{RESCUED}{self._search_id or 'trials'}.jsonl"
+        for path in [self._file] if self._file is not None else [folder / name for folder in _folders(self._store)]:
             try:
                 _append(path, line_of(trial))
             except OSError:
@@ -133,9 +134,6 @@ class StoredTrials(TrialLog):
             return
         # No folder can be written to: standard error is the last resort.
         _log.error("autofit: nothing can be written; import this line: %s", line_of(trial))
-
-    def _places(self) -> Iterator[Path]:
-        yield from (folder / f"{RESCUED}{self._search_id or 'trials'}.jsonl" for folder in _folders(self._store))
 
 
 def import_rescued(store: Store) -> None:

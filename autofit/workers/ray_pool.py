@@ -228,7 +228,7 @@ class RayPool(Pool):
         """The trial of a slot that has lost the worker of `rank`, or of another for which that waited."""
         ended = self._ready(slot.ends)
         rank = slot.ends.index(ended[0]) if ended else rank
-        host, is_alone = self._slots.host(slot, rank), self._slots.is_alone(slot, rank)
+        host, is_alone = self._slots.host(slot.node_ids[rank]), self._slots.is_alone(slot, rank)
         self._slots.drop(slot)
         # Ray's memory monitor ends any of a machine's workers, whichever of their trials has taken the memory.
         out_of_memory = isinstance(error, self._ray.exceptions.OutOfMemoryError) and is_alone

@@ -93,7 +93,8 @@ class Guard:
                     return problems.problem(503, "Store unavailable", "the store does not answer (ask again later)")
         if request.state.token is None:
             if self._closed and not is_open:
-                return _to_the_entrance(request) or _unauthorised()
+                refusal = problems.problem(401, "Unauthorised", "a bearer token is required", headers=ASKS_FOR_TOKEN)
+                return _to_the_entrance(request) or refusal
             if self._loopback and not names_loopback(request.headers.get("host", "")):
                 # By DNS rebinding, a web page could make a browser read the API for it.
                 return problems.problem(421, "Misdirected request", "this server answers requests to localhost only")
@@ -132,9 +133,3 @@ def _find_token(secret: str, *, operators: str | None, store: Store) -> Token | 
     if operators is not None and hmac.compare_digest(secret.encode(), operators.encode()):
         return Token(name=OPERATOR, scope="admin", created_at="")
     return store.access.bearer(secret)
-
-
-def _unauthorised() -> Response:
-    refusal = problems.problem(401, "Unauthorised", "a bearer token is required")
-    refusal.headers.update(ASKS_FOR_TOKEN)
-    return refusal

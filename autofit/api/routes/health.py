@@ -34,7 +34,8 @@ async def healthz() -> HealthAnswer:
 def readyz(store: OpenedStore, request: Request) -> JSONResponse:
     """Answers without a token; with status 503 if not. That no runner takes searches is told, and no reason to ask this
     server nothing."""
-    checks, silence = {"store": "ok"}, None
+    checks: dict[str, Any] = {"store": "ok"}
+    silence = None
     try:
         silence = silence_of_runners(store)
     except StoreError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,8 +97,7 @@ class Acquisition:
         self._budget_seconds = plan.limits.seconds or USUAL_SECONDS
         self._area_weight = 0.5 if plan.thorough else 0.2
         self.belief = Belief(plan, state)
-        self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
-        """The version of the state that was weighed, and the result."""
+        self._weighed_at = lru_cache(maxsize=1)(self._weigh)
 
     def use(self, predictions: Predictions) -> None:
         """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.
@@ -105,7 +105,7 @@ class Acquisition:
         Predictions for fewer than half of the configs that the floor leaves change nothing.
         """
         self.belief.use(predictions)
-        self._weighed_at = (-1, None)
+        self._weighed_at.cache_clear()
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:
         """The candidate to run next; None if none is worth its trial, or none can end within `seconds_left`."""
@@ -203,15 +203,11 @@ class Acquisition:
         return Candidate(config, float(w.gain[number]), float(w.probability[number]), float(w.seconds[number]))
 
     def _weighed(self) -> _Weighed:
-        version, weighed = self._weighed_at
-        if weighed is None or version != self._state.version:
-            weighed = self._weigh()
-            self._weighed_at = (self._state.version, weighed)
-        return weighed
+        return self._weighed_at(self._state.version)
 
-    def _weigh(self) -> _Weighed:
+    def _weigh(self, version: int) -> _Weighed:
         """What each may gain if it fits, by how likely it fits; less where another method is recommended, or where its
-        own method, of which nothing is measured, is likely to be slow. Then their order."""
+        own method, of which nothing is measured, is likely to be slow. Then their order. `version` is the state's."""
         belief, fronts = self.belief, self._fronts()
         rows = belief.rows(self._state.open)
         time, (memory, probability) = belief.step_time(rows), belief.memory.fit(rows)

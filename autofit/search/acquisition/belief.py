@@ -14,7 +14,7 @@ from autofit.core.workload import METHODS
 from autofit.planning.plan import Plan
 from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.gains import regret_bound, timing_deviation
-from autofit.search.acquisition.memory_fit import MemoryFit, completed
+from autofit.search.acquisition.memory_fit import MemoryFit, guesses
 from autofit.search.acquisition.step_times import Mixture, StepTimes, TimeObservation, time_error
 from autofit.search.acquisition.surrogate import TIME, Array, Rows
 from autofit.search.acquisition.trial_costs import TrialCosts
@@ -55,7 +55,7 @@ class Belief:
         seconds = {c: math.log(p.step_seconds) for c, p in by_config.items() if p.step_seconds is not None}
         if 2 * len(seconds) >= len(by_config):
             errors = [1.0 if p.relative_error is None else p.relative_error for p in by_config.values()]
-            times = completed(lattice, seconds, TIME)
+            times = seconds | {c: mean for c, (mean, _) in guesses(lattice, seconds, TIME).items()}
             self._time = StepTimes(lattice, time_error(float(np.median(errors))), times)
             self._costs.use(by_config)
 

@@ -110,11 +110,6 @@ def memory_errors(
     return memory_error(max(*formulas.values(), expected.deviation), expected.mean), {}
 
 
-def completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> dict[Config, float]:
-    """`logarithms`, with guesses for the configs that have none."""
-    return logarithms | {config: mean for config, (mean, _) in guesses(lattice, logarithms, prior).items()}
-
-
 def guesses(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> dict[Config, tuple[float, float]]:
     """Means and standard deviations for the configs that `logarithms` lacks, from the axes' effects."""
     missing = [c for c in lattice.configs if c not in logarithms]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
@@ -148,8 +148,8 @@ class StepTimes:
     def __init__(self, lattice: Lattice, prior: Prior, predicted: Mapping[Config, float] | None = None) -> None:
         """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
         self._features = Features(lattice, prior, predicted)
-        self._keyed_causes: dict[Config, list[tuple[bytes, _Cause]]] = {}
-        """For each measured config: its causes, each with its members as a key."""
+        self._keyed_causes = cache(lambda c: [(cause.members.tobytes(), cause) for cause in self._causes_of(c)])
+        """For a measured config: its causes, each with its members as a key."""
         self._posteriors = lru_cache(maxsize=2)(self._learn)
         """Cached: between two trials, several questions are asked."""
         self._prior = prior
@@ -231,9 +231,7 @@ class StepTimes:
         for all."""
         causes: dict[bytes, _Cause] = {}
         for config in dict.fromkeys(measured):
-            if config not in self._keyed_causes:
-                self._keyed_causes[config] = [(cause.members.tobytes(), cause) for cause in self._causes_of(config)]
-            for key, cause in self._keyed_causes[config]:
+            for key, cause in self._keyed_causes(config):
                 causes.setdefault(key, cause)
         return [cause for cause in causes.values() if not cause.members.all()]
 

@@ -41,12 +41,10 @@ def _causes(crashed: list[Values]) -> list[Values]:
     """The likely causes, given the suspected values of crashed configs. The first is everything that those with the
     commonest value share, the next the same among the others. What one config alone has shows nothing."""
     causes = []
-    times = Counter(value for values in crashed for value in values)
-    while times and max(times.values()) > 1:
+    while (times := Counter(value for values in crashed for value in values)) and max(times.values()) > 1:
         commonest = max(times, key=lambda value: (times[value], str(value)))
         causes.append(set.intersection(*(values for values in crashed if commonest in values)))
         crashed = [values for values in crashed if commonest not in values]
-        times = Counter(value for values in crashed for value in values)
     return causes
 
 

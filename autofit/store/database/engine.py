@@ -6,7 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -63,13 +63,7 @@ class Database:
 
     def fetch(self, work: Callable[[Connection], T]) -> T:
         """Returns what `work` reads; calls it again after an error that passes. Raises `StoreError`."""
-
-        def attempt() -> T:
-            with self._reader.connect() as connection:
-                self._check(connection)
-                return work(connection)
-
-        return self._with_retries(attempt)
+        return self._with_retries(self._reader.connect, work)
 
     def commit(self, work: Callable[[Connection], T]) -> T:
         """Commits the changes of `work` and returns its result; calls it again if another process came first, or if the
@@ -77,15 +71,20 @@ class Database:
 
         Raises `StoreError`.
         """
+        return self._with_retries(self._writer.begin, work, writes=True)
 
+    def _with_retries(
+        self,
+        connect: Callable[[], AbstractContextManager[Connection]],
+        work: Callable[[Connection], T],
+        *,
+        writes: bool = False,
+    ) -> T:
         def attempt() -> T:
-            with self._writer.begin() as connection:
-                self._check(connection, writes=True)
+            with connect() as connection:
+                self._check(connection, writes=writes)
                 return work(connection)
 
-        return self._with_retries(attempt)
-
-    def _with_retries(self, attempt: Callable[[], T]) -> T:
         with translated(self.address):
             # About what a server takes to restart; writers that conflict need less.
             return retried(attempt, may_pass, seconds=10.0, pause_seconds=0.1)

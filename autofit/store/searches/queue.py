@@ -36,8 +36,6 @@ from autofit.store.tables import AuditRow, EventRow, HardwareRow, KeyRow, Search
 
 MOST_WAITING = 100
 """Searches of one token that may be queued at once: at ten minutes each, a day's work of a runner is less."""
-
-
 _NO_LEASE = {"lease_owner": None, "lease_expires_at": None}
 
 

@@ -79,11 +79,7 @@ class SlotSet:
     def pending(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.state is State.PENDING]
 
-    def host(self, slot: Slot, rank: int = 0) -> str:
-        """The machine of one of a slot's ranks."""
-        return self._host(slot.node_ids[rank])
-
-    def _host(self, node_id: str) -> str:
+    def host(self, node_id: str) -> str:
         return next((node.host for node in self.nodes if node.node_id == node_id), "an unknown machine")
 
     def is_alone(self, slot: Slot, rank: int) -> bool:
@@ -122,7 +118,7 @@ class SlotSet:
         if slot is None or not usable:
             return False
         nodes = set(slot.node_ids)
-        self._say(f"a worker on {', '.join(sorted(map(self._host, nodes)))} is left out: {reason}")
+        self._say(f"a worker on {', '.join(sorted(map(self.host, nodes)))} is left out: {reason}")
         self.left_out.add(worker)
         if len(nodes) == 1:  # of several it is not known which has failed
             self.wanted.left_out |= nodes
@@ -231,7 +227,7 @@ class SlotSet:
             slot.accept()
             self.speeds.note(slot)
             if slot.unmeasured is not None:
-                self._say(f"{self.host(slot)} is not compared with the others: {slot.unmeasured}")
+                self._say(f"{self.host(slot.node_ids[0])} is not compared with the others: {slot.unmeasured}")
             self.site = slot.site if len(self.up) == 1 else self.site
             if self.wanted.is_packed is None:
                 self.wanted.is_packed = len(set(slot.node_ids)) == 1
@@ -242,7 +238,7 @@ class SlotSet:
         usable = [slot for slot in self.up if slot.name not in self.set_aside]
         slow = {slot: finding for slot in usable if (finding := self.speeds.slow(slot)) is not None}
         for slot, (node, what) in slow.items():
-            sentence = f"{self._host(node)} is slow: {what}"
+            sentence = f"{self.host(node)} is slow: {what}"
             if len(slow) == len(usable):
                 self._say(f"{sentence}; it is used all the same, as there is no other")
                 continue
@@ -277,7 +273,7 @@ class SlotSet:
             nodes = {node for node in nodes if self._failed_starts[node] >= 3}
         self.wanted.left_out |= nodes
         if nodes and not self.is_private:
-            self._say(f"{', '.join(sorted({self._host(node) for node in nodes}))} is left out: {reason}")
+            self._say(f"{', '.join(sorted({self.host(node) for node in nodes}))} is left out: {reason}")
 
     def _give_back(self, needed: int) -> None:
         """End what has been idle for long, but for one, and ask no longer for more; ask again where trials wait and

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from unit.operations.made_trials import MODEL, fits, make_job, make_trial
 
 from autofit.api.app import create_app
-from autofit.api.middleware.limits import BODY_BYTES
+from autofit.api.middleware.bodies import BODY_BYTES
 from autofit.core.outcome import Crashed
 from autofit.operations import WorkloadOptions
 from autofit.store import OPERATOR, Store

@@ -16,7 +16,7 @@ from unit.operations.made_trials import HARDWARE, MADE, MODEL, OPTIONS, fill, fi
 
 from autofit import export
 from autofit.api.app import create_app
-from autofit.api.middleware.limits import BODY_BYTES
+from autofit.api.middleware.bodies import BODY_BYTES
 from autofit.api.page.static import TYPES
 from autofit.core.lengths import Lengths
 from autofit.core.units import GIB

@@ -177,6 +177,14 @@ class TestAsking:
             assert store.trials(**condition) == expected  # type: ignore[arg-type]
             assert store.count(**condition) == len(expected)
 
+    def test_refuses_a_condition_that_there_is_not(self, store: Store) -> None:
+        store.add(a_trial())
+        for asked in (store.count, store.outcomes, store.trials):
+            with pytest.raises(TypeError, match="unknown condition 'hardware': did you mean hardware_key"):
+                asked(hardware="h100-80g")  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="unknown condition 'search_id'"):
+            store.count(search_id="one")  # type: ignore[call-arg]
+
     def test_pages_in_either_order(self, store: Store) -> None:
         added = [store.add(a_trial()) for _ in range(5)]
         assert store.trials(limit=2) == added[:2]

@@ -250,7 +250,7 @@ def test_a_trial_over_several_machines_blames_only_the_one_that_fails(
     cluster: MadeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By its node, as all nodes of the tests are of one machine: at the start, and when a worker is lost."""
-    monkeypatch.setattr(slot_set.SlotSet, "_host", lambda slots, node_id: node_id)
+    monkeypatch.setattr(slot_set.SlotSet, "host", lambda slots, node_id: node_id)
     broken, _ = cluster.add(broken="yes"), cluster.add()
     pool = cluster.open(devices=2)
     until(lambda: pool._slots.renew() or pool._slots.wanted.left_out)
