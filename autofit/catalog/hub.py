@@ -14,10 +14,12 @@ def config_text(hub_id: str) -> str:
     Raises `UsageError` if the hub has no such model or the model has no config.json; `EnvironmentLacks` if access to
     the model must be granted first, or if the hub cannot be reached and the cache has no copy.
     """
-    from huggingface_hub import errors
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     try:
-        file = _downloaded(hub_id)
+        # The download would retry an unreachable hub for half a minute; this request is made only once.
+        get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=5.0)
+        file = Path(hf_hub_download(hub_id, "config.json", etag_timeout=5.0))
     except errors.HFValidationError as error:
         raise UsageError(f"{hub_id!r} does not name a model: not in the catalog, not a path, not a hub id") from error
     except errors.GatedRepoError as error:
@@ -33,14 +35,6 @@ def config_text(hub_id: str) -> str:
         # Transport exceptions depend on the HTTP library that this version of the hub's client uses.
         file = _cached(hub_id, error)
     return architecture_file.read(file)
-
-
-def _downloaded(hub_id: str) -> Path:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-
-    # The download would retry an unreachable hub for half a minute; this request is made only once.
-    get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=5.0)
-    return Path(hf_hub_download(hub_id, "config.json", etag_timeout=5.0))
 
 
 def _cached(hub_id: str, reason: Exception) -> Path:

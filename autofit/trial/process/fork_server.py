@@ -45,8 +45,7 @@ from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.measure import process_memory
 from autofit.trial.process import classify
 from autofit.trial.process.child_process import ChildProcess, adopt_orphans, die_with_parent
-from autofit.trial.process.commands import Commands
-from autofit.trial.process.following import Follower
+from autofit.trial.process.following import Commands, Follower
 from autofit.trial.request import TrialRequest
 
 DEFAULT_ENTRY = "autofit.trial.process.child:run"

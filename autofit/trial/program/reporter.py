@@ -176,7 +176,7 @@ class Session:
         enough = len(self._seconds) >= least_repeats(seconds)
         settled = is_settled(self._seconds, elapsed_seconds=elapsed, timing_seconds=self.request.timing_seconds)
         hopeless = len(self._seconds) == 2 and self.request.is_beaten(
-            self._guarded(self._reading).device, min(self._seconds)
+            self._guarded(self._reading).device_bytes, min(self._seconds)
         )
         if hopeless or (enough and settled) or len(self._seconds) == MOST_REPEATS:
             self._end_timing(stopped_early=hopeless)
@@ -188,7 +188,7 @@ class Session:
         if not self.is_timed:
             self.is_timed, self._stopped_early = True, stopped_early
             self._events.send(Event(timing=False))
-            self._step_peak = self._guarded(self._reading).peak_allocated
+            self._step_peak = self._guarded(self._reading).peak_allocated_bytes
 
     def succeed(self) -> NoReturn:
         """End the trial, in which steps are timed, with what it has measured."""
@@ -208,7 +208,7 @@ class Session:
             self._finish(error.outcome(after_seconds=elapsed, phase="step"))
         self._events.send(event)
         if number >= warm_ups(seconds):
-            self._events.send(Event(peak_bytes=self._guarded(self._reading).peak_allocated))
+            self._events.send(Event(peak_bytes=self._guarded(self._reading).peak_allocated_bytes))
             self._timing_since, self._setup_seconds = time.monotonic(), elapsed
             self._events.send(Event(timing=True))
 
@@ -223,8 +223,8 @@ class Session:
     def _check(self, reading: MemoryReading) -> None:
         """End the trial if memory has exceeded the limit before that was enforced."""
         limit = self.request.memory_limit_bytes
-        if reading.device > limit:
-            reason = f"the program has taken {format_bytes(reading.device)} of {format_bytes(limit)}"
+        if reading.device_bytes > limit:
+            reason = f"the program has taken {format_bytes(reading.device_bytes)} of {format_bytes(limit)}"
             self._finish(OutOfMemory(reason=reason, phase=self._events.phase))
 
     def _measurement(self) -> Measurement:

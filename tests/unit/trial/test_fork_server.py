@@ -27,9 +27,8 @@ from autofit.trial import request as asked_for
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine import nvml
 from autofit.trial.process import child, child_process, fork_server, runner
-from autofit.trial.process.commands import Commands
 from autofit.trial.process.events import EventPipe
-from autofit.trial.process.following import Follower
+from autofit.trial.process.following import Commands, Follower
 from autofit.trial.process.fork_server import ForkServer
 from autofit.trial.process.runner import TrialRunner, trial_environment
 from autofit.trial.request import TrialRequest
