@@ -41,13 +41,13 @@ class Card(Document):
     """Catalog name, such as `h100-80g`."""
     vendor: str
     """`nvidia`, `amd` or `apple`."""
-    kind: str
+    kind: str = "cuda"
     """Torch device type: `cuda` (NVIDIA and ROCm) or `mps`."""
     memory_bytes: int
     """Most bytes that a program can use, after the driver's own share; what torch reports as the total."""
     marketed_memory_bytes: int
     """Bytes stated by the vendor; with unified memory, those of the largest configuration sold."""
-    unified_memory: bool
+    unified_memory: bool = False
     """Whether the device shares the host's memory, in which case some machines have less than stated here."""
     bandwidth_bytes_per_second: float
     """Bandwidth of the device's memory, bytes per second."""
@@ -58,11 +58,11 @@ class Card(Document):
     """Compute capability (`9.0`), gfx name (`gfx942`) or Metal family (`apple9`)."""
     multiprocessors: int | None = None
     """Streaming multiprocessors; None for other vendors' cards."""
-    interconnect: Link | None
+    interconnect: Link | None = None
     """Between devices of one machine; None if machines have only one."""
-    host_link: Link | None
+    host_link: Link | None = None
     """Between device and host memory; None if they are the same memory."""
-    ray_accelerator_type: str | None
+    ray_accelerator_type: str | None = None
     """Ray's name for it on a node (`ray.util.accelerators`); None if Ray has none."""
     device_names: tuple[str, ...]
     """Regular expressions that match the whole name reported by the driver."""

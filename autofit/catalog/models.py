@@ -134,7 +134,9 @@ def shape(model: Model) -> ModelShape:
     on a machine imports torch and builds the model on the meta device. Raises `UsageError` if it cannot be built."""
     if model.digest not in _SHAPES:
         if in_catalog(model):
-            counts = _entry(model.name)["shape"]
+            entry = _entry(model.name)
+            said = {field: entry["config"].get(key) for field, key in _IN_CONFIG.items()}
+            counts = {**said, "parameters": entry["parameters"], **entry["shape"]}
         else:
             text = json.dumps([list(ModelShape.__dataclass_fields__), dict(model.config)], sort_keys=True)
             counts = cached_answer("shape", text, lambda: asdict(measure(architecture(model), model.source)))
@@ -148,6 +150,14 @@ def in_catalog(model: Model) -> bool:
 
 
 _SHAPES: dict[str, ModelShape] = {}
+_IN_CONFIG = {
+    "layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "vocabulary_size": "vocab_size",
+    "attention_heads": "num_attention_heads",
+    "key_heads": "num_key_value_heads",
+}
+"""Fields of a shape -> fields of the config that say the same: an entry of the catalog does not repeat them."""
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:\d+x)?\d+(?:\.\d+)?[bm](?![a-z0-9])")
 """A number of parameters in a model's name: 8b, 0.5b, 8x7b, 135m."""
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")

@@ -103,6 +103,11 @@ class TrialRequest(Document):
         left = max(self.wait_seconds - seconds, 1.0)
         return replace(self, asked=asked, deadline_seconds=min(self.deadline_seconds, left))
 
+    def limit_seconds(self, *, earned: bool) -> float:
+        """What the trial may take: more than its allowance only if it has earned that."""
+        allowance = self.allowance_seconds
+        return self.deadline_seconds if earned or allowance is None else min(self.deadline_seconds, allowance)
+
     @property
     def most_seconds(self) -> float:
         """How long its child may run: until its deadline, and on for its recordings."""

@@ -129,7 +129,7 @@ class CpuMeter(Meter):
         self._host_peak = 0
 
     def enforce(self, limit: int) -> None:
-        process_memory.limit_further(max(0, limit - self._held))
+        process_memory.limit_to(process_memory.read().data + max(0, limit - self._held))
 
     def reset(self) -> None:
         self._book()

@@ -101,11 +101,6 @@ def host_available() -> int | None:
     return None
 
 
-def limit_further(size: int) -> None:
-    """Make allocations fail once this process has `size` bytes more than now."""
-    limit_to(read().data + size)
-
-
 def limit_to(allowed: int) -> None:
     """Make allocations fail once this process has so many bytes of its own (RLIMIT_DATA; Linux 4.7)."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

@@ -15,7 +15,7 @@ from autofit.trial.limits.host_memory import HostWatch
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.measure.pace import useful_speed
 from autofit.trial.process import classify
-from autofit.trial.process.child_process import ChildProcess
+from autofit.trial.process.child_process import ChildProcess, has_died
 from autofit.trial.request import RECORDING_SECONDS, TrialRequest
 
 
@@ -37,11 +37,9 @@ class Commands:
 
     def next(self) -> dict[str, Any] | None:
         """The next line; None once the other end has closed."""
-        while b"\n" not in self._pending:
-            chunk = os.read(self.descriptor, 1 << 16)
-            if not chunk:
+        while not self.waiting:
+            if not self._read():
                 return None
-            self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")
         data: dict[str, Any] = json.loads(line)
         return data
@@ -49,11 +47,8 @@ class Commands:
     def check(self) -> None:
         """Read what has arrived. Raises `Stopped` for a stop command, the only one that comes while a trial runs, and
         `EOFError` if the other end has closed."""
-        if not self.waiting:
-            chunk = os.read(self.descriptor, 1 << 16)
-            if not chunk:
-                raise EOFError
-            self._pending += chunk
+        if not self.waiting and not self._read():
+            raise EOFError
         command = (self.next() or {}) if self.waiting else {}
         if "stop" in command:
             raise Stopped(interrupted=command["stop"]["interrupted"])
@@ -62,6 +57,12 @@ class Commands:
     def waiting(self) -> bool:
         """Whether a line is already buffered: the descriptor no longer reports it as readable."""
         return b"\n" in self._pending
+
+    def _read(self) -> bool:
+        """Buffer what has arrived; whether the other end is still open."""
+        chunk = os.read(self.descriptor, 1 << 16)
+        self._pending += chunk
+        return bool(chunk)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class Follower:
                     device.follow(child.is_timing)
                     if child.result is not None:
                         device.end()  # what it still records is no part of the trial
-                if child.has_died():
+                if has_died(child.pid):
                     child.take_rest()
                     return True
         return True
@@ -144,11 +145,7 @@ class Follower:
 
     @property
     def _limit_seconds(self) -> float:
-        """What the trial may take: more than its allowance only if it has earned that."""
-        deadline, allowance = self.request.deadline_seconds, self.request.allowance_seconds
-        if allowance is None or self.child.earned or not self._judges:
-            return deadline
-        return min(deadline, allowance)
+        return self.request.limit_seconds(earned=self.child.earned or not self._judges)
 
     @property
     def _longest_step_seconds(self) -> float:

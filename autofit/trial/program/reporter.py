@@ -143,10 +143,7 @@ class Session:
 
     def has_seconds(self, seconds: float) -> bool:
         """Whether the trial may still take so many."""
-        allowance = self._pace.allowance_seconds
-        limit = self.request.deadline_seconds
-        if allowance is not None and not self._pace.earned:
-            limit = min(limit, allowance)
+        limit = self.request.limit_seconds(earned=self._pace.earned)
         return time.monotonic() - self._asked_at + seconds < limit
 
     def conclude(self) -> None:

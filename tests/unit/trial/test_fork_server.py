@@ -195,7 +195,7 @@ def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(child_process, "KILL_SECONDS", 0.1)
     monkeypatch.setattr(child_process, "_STUCK", set())
-    monkeypatch.setattr(child_process.ChildProcess, "has_died", lambda child: False)
+    monkeypatch.setattr(child_process, "has_died", lambda pid: False)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     attempt = ForkServer("entries:hang").run(tiny_request(deadline_seconds=0.5), commands)
     (stuck,) = child_process._STUCK
