@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -37,27 +35,10 @@ def search(
 
     `thorough`: it goes on for the frontier once the best config is found. `budget_seconds` is used up by trials alone.
     """
-    job = job_of(problem)
-    pool = ReplayPool(job=job, oracle=oracle)
-    replayed = search_on(pool, problem, seed, thorough=thorough, budget_seconds=budget_seconds)
-    replayed.run()
-    winner, bound = replayed.winner(), replayed.progress.regret_bound
-    return None if winner is None or bound is None else Stated(config=winner.config, regret_bound=bound)
-
-
-def search_on(
-    pool: ReplayPool,
-    problem: Problem,
-    seed: int,
-    *,
-    log: TrialLog | None = None,
-    thorough: bool = False,
-    budget_seconds: float | None = None,
-) -> SearchLoop:
-    """The same search on the workers of `pool`, not yet run; its trials are kept in `log`, if one is given."""
-    job, configs = pool.job, list(problem.configs)
+    job, configs = job_of(problem), list(problem.configs)
     random.Random(seed).shuffle(configs)
-    return SearchLoop(
+    pool = ReplayPool(job=job, oracle=oracle)
+    replayed = SearchLoop(
         plan=Plan(
             job=job,
             lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),
@@ -67,10 +48,13 @@ def search_on(
             thorough=thorough,
         ),
         predictor=ReadyMade(problem.predictions),
-        log=log or TrialLog(),
+        log=TrialLog(),
         open_pool=lambda: pool,
         clock=lambda: pool.seconds,
     )
+    replayed.run()
+    winner, bound = replayed.winner(), replayed.progress.regret_bound
+    return None if winner is None or bound is None else Stated(config=winner.config, regret_bound=bound)
 
 
 def job_of(problem: Problem) -> Job:
@@ -87,19 +71,14 @@ def job_of(problem: Problem) -> Job:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayPool(Pool):
-    """Workers whose trials are looked up, and take their recorded seconds of the pool's own time."""
+    """A worker whose trials are looked up, and take their recorded seconds of the pool's own time."""
 
     job: Job
     oracle: Oracle
     size: int = 1
     seconds: float = 0.0
     """The pool's time: since the first trial could begin."""
-    ran: list[tuple[float, float]] = field(default_factory=list)
-    """When each trial began and when it ends, in the order in which they began."""
-    pass_time: Callable[[], float] = lambda: 0.0
-    """Seconds that whoever asks for trials has taken since it was last called: meanwhile the workers go on."""
-    _running: list[tuple[float, int, Completed]] = field(default_factory=list)
-    """A heap: what ends first comes first."""
+    _running: list[Completed] = field(default_factory=list)
 
     def site(self) -> tuple[Hardware, Stack]:
         return self.job.hardware, self.job.stack
@@ -109,19 +88,13 @@ class ReplayPool(Pool):
 
     def submit(self, request: TrialRequest) -> None:
         """Look the trial up; a config that is submitted twice is meant to run twice."""
-        self.seconds += self.pass_time()
         trial = self.oracle.ask(request.config, partial(cut, request=request), again=True)
-        ended = request, Attempt(outcome=trial.outcome, seconds=trial.seconds)
-        ends = self.seconds + trial.seconds
-        heapq.heappush(self._running, (ends, len(self.ran), ended))
-        self.ran.append((self.seconds, ends))
+        self._running.append((request, Attempt(outcome=trial.outcome, seconds=trial.seconds)))
 
     def wait(self, timeout: float) -> list[Completed]:
-        """What has ended by now, or else what ends first."""
-        self.seconds = max(self.seconds + self.pass_time(), self._running[0][0])
-        ended = []
-        while self._running and self._running[0][0] <= self.seconds:
-            ended.append(heapq.heappop(self._running)[2])
+        """The running trial, which has ended."""
+        ended, self._running = self._running, []
+        self.seconds += sum(attempt.seconds for _, attempt in ended)
         return ended
 
     def close(self) -> None:
@@ -148,7 +121,7 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
     # What was recorded is a mean micro-step.
     pace = replace(Pace.of(request, accumulation), least_share=1.0, mean_share=1.0)
     for number in range(1, watched + 1):
-        ends = _ends(pace, request)
+        ends = request.limit_seconds(earned=pace.earned)
         if elapsed + micro_seconds > ends:
             begun = accumulation * max(0.0, ends - elapsed - ONCE_SECONDS)
             return _killed(trial, ends, max(least_step_seconds, begun) or None, is_proven=least_step_seconds > begun)
@@ -159,14 +132,8 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
         except TooSlow as slow:
             return replace(trial, outcome=slow.outcome(after_seconds=elapsed), seconds=elapsed)
         least_step_seconds = judgement.least_step_seconds or least_step_seconds
-    return _killed(trial, _ends(pace, request), least_step_seconds or None, is_proven=least_step_seconds > 0.0)
-
-
-def _ends(pace: Pace, request: TrialRequest) -> float:
-    """Seconds after which the trial is killed, as far as its pace has shown."""
-    if pace.earned or pace.allowance_seconds is None:
-        return request.deadline_seconds
-    return min(request.deadline_seconds, pace.allowance_seconds)
+    ends = request.limit_seconds(earned=pace.earned)
+    return _killed(trial, ends, least_step_seconds or None, is_proven=least_step_seconds > 0.0)
 
 
 def _killed(trial: Trial, after: float, least_step_seconds: float | None = None, *, is_proven: bool = False) -> Trial:

@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import distributions
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,23 +24,39 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import autofit
-from autofit.bench.methods import METHODS, OURS, chosen
-from autofit.bench.oracle import CannotRun, Trace, searched
+from autofit.bench import ours, rivals_of_practice, rivals_optuna
+from autofit.bench.oracle import CannotRun, SearchMethod, Trace, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
 from autofit.bench.tables import LimitOf, Report, predictions_of, problems_of, read
 from autofit.catalog.answer_cache import write_cache_file
 from autofit.core.document import Document
-from autofit.core.errors import AutofitError, UsageError
+from autofit.core.errors import AutofitError, UsageError, unknown
 from autofit.core.workload import digest
 from autofit.operations.recording.table_file import RecordedTable
-from autofit.prediction.predictions import Predictions
 from autofit.workers.watch import end_with
 
+OURS: Mapping[str, SearchMethod] = {"autofit": ours.search, "autofit-thorough": partial(ours.search, thorough=True)}
+METHODS: Mapping[str, SearchMethod] = {**OURS, **rivals_optuna.RIVALS, **rivals_of_practice.RIVALS}
+"""Every search method by its name, in display order. A new one needs one new file, and its line here."""
+SLOW = ("optuna-gp",)
+"""Methods that compute for half a minute to minutes per search, every other one for seconds at most."""
 SEEDS = 20
 PACKAGE = Path(autofit.__file__).parent
 RIVALS_CODE = ("bench", "techniques")
 """Folders of the package that decide what a rival does; all of it decides what our search does."""
+
+
+def chosen(names: Iterable[str]) -> tuple[str, ...]:
+    """These names; those of all methods but the slow ones if none is given. Raises `UsageError` for one that is
+    unknown or repeated."""
+    selected = tuple(names)
+    for name in selected:
+        if name not in METHODS:
+            raise unknown("search method", name, METHODS)
+        if selected.count(name) > 1:
+            raise UsageError(f"--methods names {name} twice")
+    return selected or tuple(name for name in METHODS if name not in SLOW)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +146,8 @@ def replay(
         folder = keep or Path(temporary)
         files = {key: folder / _file_name(problems[key.problem], key) for key in keys}
         lacking = [key for key in keys if not files[key].exists()]
-        ours = {problems[key.problem].problem.table for key in lacking if key.method in OURS}
-        searched_by_us = [table for table in recorded_tables if table.name in ours]
+        names_of_ours = {problems[key.problem].problem.table for key in lacking if key.method in OURS}
+        searched_by_us = [table for table in recorded_tables if table.name in names_of_ours]
         foreseen = _with_predictions(problems, searched_by_us, store, report)
         cannot = _run_lacking(foreseen, lacking, files, jobs, report)
 
@@ -152,24 +168,18 @@ def _with_predictions(
     problems: Mapping[str, Recorded], tables: Iterable[RecordedTable], store: str | None, report: Report
 ) -> dict[str, Recorded]:
     """The problems; those of `tables` get predictions."""
-    predictions: dict[str, Predictions] = {}
+    foreseen = dict(problems)
     for table in tables:
         with suppress(AutofitError):  # the search itself says what is missing
-            predictions[table.name] = predictions_of(table, store=store, report=report)
-    return {
-        name: replace(
-            r, problem=replace(r.problem, predictions=predictions.get(r.problem.table, r.problem.predictions))
-        )
-        for name, r in problems.items()
-    }
+            predictions = predictions_of(table, store=store, report=report)
+            for name, recorded in problems.items():
+                if recorded.problem.table == table.name:
+                    foreseen[name] = replace(recorded, problem=replace(recorded.problem, predictions=predictions))
+    return foreseen
 
 
 def _run_lacking(
-    problems: dict[str, Recorded],
-    lacking: Sequence[Wanted],
-    files: Mapping[Wanted, Path],
-    jobs: int,
-    report: Report,
+    problems: dict[str, Recorded], lacking: Sequence[Wanted], files: Mapping[Wanted, Path], jobs: int, report: Report
 ) -> dict[tuple[str, str], str]:
     """Run the searches and keep them. Returns, for each problem and method that cannot run here, the reason."""
     cannot: dict[tuple[str, str], str] = {}

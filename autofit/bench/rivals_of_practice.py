@@ -14,6 +14,7 @@ readings, the second under a name that ends in `-mixed`, so that the better one 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from autofit.bench.oracle import CannotRun, Oracle, SearchMethod
 from autofit.bench.problem import Problem
@@ -42,76 +43,64 @@ CHECKPOINTED = ("full", "every-2", "selective", "save-attention")
 """For when not even one sequence fits otherwise."""
 
 
-def doubling(picked: Settings) -> SearchMethod:
+def doubling(problem: Problem, oracle: Oracle, seed: int, *, picked: Settings) -> None:
     """Lightning's `BatchSizeFinder` in its mode `power`: from 2, doubled until memory runs out; halved if 2 does."""
-
-    def search(problem: Problem, oracle: Oracle, seed: int) -> None:
-        smallest, *larger = _micro_batches(problem)
-        for settings in _in_turn(problem, picked):
-            fitted = False
-            for batch in [batch for batch in larger if batch >= 2] or [smallest]:
-                if not _fits(oracle, settings_of(problem, settings, batch)):
-                    break
-                fitted = True
-            if fitted or _fits(oracle, settings_of(problem, settings, smallest)):
-                return
-
-    return search
-
-
-def falling(picked: Settings) -> SearchMethod:
-    """accelerate's own `find_executable_batch_size`: from the largest micro-batch, times 0.9 after every failure."""
-
-    def search(problem: Problem, oracle: Oracle, seed: int) -> None:
-        try:
-            from accelerate.utils import find_executable_batch_size
-        except ImportError as error:
-            raise CannotRun(f"accelerate cannot be imported: {error}") from error
-        for settings in _in_turn(problem, picked):
-
-            def train(batch_size: int, settings: Settings = settings) -> None:
-                if not _fits(oracle, settings_of(problem, settings, batch_size)):
-                    raise RuntimeError("CUDA out of memory.")
-
-            try:
-                find_executable_batch_size(train, starting_batch_size=_micro_batches(problem)[-1])()
-            except RuntimeError:  # not even one sequence
-                continue
+    smallest, *larger = _micro_batches(problem)
+    for settings in _in_turn(problem, picked):
+        fitted = False
+        for batch in [batch for batch in larger if batch >= 2] or [smallest]:
+            if not _fits(oracle, settings_of(problem, settings, batch)):
+                break
+            fitted = True
+        if fitted or _fits(oracle, settings_of(problem, settings, smallest)):
             return
 
-    return search
+
+def falling(problem: Problem, oracle: Oracle, seed: int, *, picked: Settings) -> None:
+    """accelerate's own `find_executable_batch_size`: from the largest micro-batch, times 0.9 after every failure."""
+    try:
+        from accelerate.utils import find_executable_batch_size
+    except ImportError as error:
+        raise CannotRun(f"accelerate cannot be imported: {error}") from error
+    for settings in _in_turn(problem, picked):
+
+        def train(batch_size: int, settings: Settings = settings) -> None:
+            if not _fits(oracle, settings_of(problem, settings, batch_size)):
+                raise RuntimeError("CUDA out of memory.")
+
+        try:
+            find_executable_batch_size(train, starting_batch_size=_micro_batches(problem)[-1])()
+        except RuntimeError:  # not even one sequence
+            continue
+        return
 
 
-def checklist(picked: Settings) -> SearchMethod:
+def checklist(problem: Problem, oracle: Oracle, seed: int, *, picked: Settings) -> None:
     """bf16, then checkpointing, then 8-bit Adam, then smaller micro-batches, then QLoRA, then offload: ends with the
     first config that fits, and compiles nothing. A step whose value the table lacks is skipped; so is QLoRA where full
     fine-tuning or LoRA alone is searched."""
-
-    def search(problem: Problem, oracle: Oracle, seed: int) -> None:
-        batches = _micro_batches(problem)
-        config = settings_of(problem, {**picked, "compile": (False, True)}, batches[-1])
-        steps: list[tuple[str, Value]] = [
-            ("checkpointing", "full"),
-            ("optimizer", "adamw-8bit"),
-            *(("micro_batch", batch) for batch in reversed(batches[:-1])),
-            ("method", "qlora"),
-            ("offload", "optimizer"),
-            ("offload", "params"),
-        ]
-        values = {axis.name: problem.values[axis.name] for axis in problem.axes}
-        tried = _fits(oracle, config)
-        for axis, value in steps:
-            if tried:
-                return
-            if value in values.get(axis, ()):
-                config = problem.config({**config.to_json(), axis: value})
-                tried = _fits(oracle, config)
-
-    return search
+    batches = _micro_batches(problem)
+    config = settings_of(problem, {**picked, "compile": (False, True)}, batches[-1])
+    steps: list[tuple[str, Value]] = [
+        ("checkpointing", "full"),
+        ("optimizer", "adamw-8bit"),
+        *(("micro_batch", batch) for batch in reversed(batches[:-1])),
+        ("method", "qlora"),
+        ("offload", "optimizer"),
+        ("offload", "params"),
+    ]
+    values = {axis.name: problem.values[axis.name] for axis in problem.axes}
+    tried = _fits(oracle, config)
+    for axis, value in steps:
+        if tried:
+            return
+        if value in values.get(axis, ()):
+            config = problem.config({**config.to_json(), axis: value})
+            tried = _fits(oracle, config)
 
 
 RIVALS: Mapping[str, SearchMethod] = {
-    name + suffix: method(picked)
+    name + suffix: partial(method, picked=picked)
     for name, method in (("doubling-lightning", doubling), ("falling-accelerate", falling), ("checklist", checklist))
     for suffix, picked in (("", HAND_PICKED), ("-mixed", MIXED))
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
@@ -28,27 +29,22 @@ OVER_LIMIT = "over_limit"
 """Name of the constraint: feasible where it is at most 0."""
 
 
-def rival(make: Callable[[int], BaseSampler]) -> SearchMethod:
-    """The search by the sampler that `make` builds from a seed."""
-
-    def search(problem: Problem, oracle: Oracle, seed: int) -> None:
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Optuna's about experimental features
-            try:
-                _search(problem, oracle, optuna.create_study(direction="maximize", sampler=make(seed)))
-            except ImportError as error:
-                raise CannotRun(f"{error}: Optuna's sampler needs it ({install('bench')})") from error
-
-    return search
+def search(problem: Problem, oracle: Oracle, seed: int, *, sampler: Callable[..., BaseSampler]) -> None:
+    """The search by one of Optuna's samplers, all of whose other settings are its defaults."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna's about experimental features
+        try:
+            _search(problem, oracle, optuna.create_study(direction="maximize", sampler=sampler(seed=seed)))
+        except ImportError as error:
+            raise CannotRun(f"{error}: Optuna's sampler needs it ({install('bench')})") from error
 
 
 RIVALS: Mapping[str, SearchMethod] = {
-    "optuna-random": rival(lambda seed: optuna.samplers.RandomSampler(seed=seed)),
-    "optuna-tpe": rival(lambda seed: optuna.samplers.TPESampler(seed=seed)),
-    "optuna-gp": rival(lambda seed: optuna.samplers.GPSampler(seed=seed)),
+    "optuna-random": partial(search, sampler=optuna.samplers.RandomSampler),
+    "optuna-tpe": partial(search, sampler=optuna.samplers.TPESampler),
+    "optuna-gp": partial(search, sampler=optuna.samplers.GPSampler),
 }
-"""All settings are the samplers' defaults."""
 
 
 def _search(problem: Problem, oracle: Oracle, study: optuna.Study) -> None:

@@ -116,15 +116,16 @@ def predictions_of(
     job = Job(model=load(table.workload.model), workload=table.workload, hardware=table.hardware, stack=stack)
     job = with_observed_allocator(job, reversed(table.trials))
     configs = [trial.config for trial in table.trials]
-
-    def report_progress(done: int, total: int) -> None:
-        report(f"{table.name}: {done} of {total} configs estimated")
-
     rates = prior(table.hardware)
     if table.probe is not None and rates is not None:
         rates = rates_of(table.probe, rates)
     with readable(store, create=True) as opened:
         # What is predicted is the same under every limit.
         limit = table.memory_limit_bytes
-        footprints = predict_all(EstimateCache(job, opened), configs, memory_limit_bytes=limit, report=report_progress)
+        footprints = predict_all(
+            EstimateCache(job, opened),
+            configs,
+            memory_limit_bytes=limit,
+            report=lambda done, total: report(f"{table.name}: {done} of {total} configs estimated"),
+        )
     return Predictions(by_config={c: Estimate.of(f, job, rates).prediction for c, f in footprints.items()})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from autofit.core.device.hardware import EMULATED
+from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
 from autofit.core.units import GIB, format_bytes
 
@@ -23,7 +24,7 @@ _POWER_LIMIT = re.compile(r"-\d+w$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Document):
     """A connection of a device."""
 
     name: str
@@ -33,20 +34,20 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class Card(Document):
     """One accelerator of the catalog. Figures are data-sheet peaks; measured ones are lower."""
 
     name: str
     """Catalog name, such as `h100-80g`."""
     vendor: str
     """`nvidia`, `amd` or `apple`."""
-    kind: str
+    kind: str = "cuda"
     """Torch device type: `cuda` (NVIDIA and ROCm) or `mps`."""
     memory_bytes: int
     """Most bytes that a program can use, after the driver's own share; what torch reports as the total."""
     marketed_memory_bytes: int
     """Bytes stated by the vendor; with unified memory, those of the largest configuration sold."""
-    unified_memory: bool
+    unified_memory: bool = False
     """Whether the device shares the host's memory, in which case some machines have less than stated here."""
     bandwidth_bytes_per_second: float
     """Bandwidth of the device's memory, bytes per second."""
@@ -57,11 +58,11 @@ class Card:
     """Compute capability (`9.0`), gfx name (`gfx942`) or Metal family (`apple9`)."""
     multiprocessors: int | None = None
     """Streaming multiprocessors; None for other vendors' cards."""
-    interconnect: Link | None
+    interconnect: Link | None = None
     """Between devices of one machine; None if machines have only one."""
-    host_link: Link | None
+    host_link: Link | None = None
     """Between device and host memory; None if they are the same memory."""
-    ray_accelerator_type: str | None
+    ray_accelerator_type: str | None = None
     """Ray's name for it on a node (`ray.util.accelerators`); None if Ray has none."""
     device_names: tuple[str, ...]
     """Regular expressions that match the whole name reported by the driver."""
@@ -83,7 +84,7 @@ class Card:
         return {"nvidia": ("estimate", "search"), "amd": ("search",)}.get(self.vendor, ())
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "device_names": list(self.device_names), "supports": list(self.supports)}
+        return {**Document.to_json(self), "supports": list(self.supports)}
 
 
 @cache
@@ -92,7 +93,7 @@ def cards() -> tuple[Card, ...]:
     import yaml
 
     text = resources.files("autofit.catalog").joinpath("hardware.yaml").read_text(encoding="utf-8")
-    return tuple(_card(row) for row in yaml.safe_load(text))
+    return tuple(map(Card.from_json, yaml.safe_load(text)))
 
 
 def card(name: str) -> Card:
@@ -199,14 +200,3 @@ def _has_memory(card: Card, memory_bytes: int) -> bool:
         return 0 < memory_bytes <= card.marketed_memory_bytes
     # Drivers reserve up to 9 % for error correction and firmware; cards with the same chip differ by half.
     return abs(memory_bytes - card.memory_bytes) <= 0.12 * card.memory_bytes
-
-
-def _card(row: Mapping[str, Any]) -> Card:
-    return Card(
-        **{
-            **row,
-            "device_names": tuple(row["device_names"]),
-            "interconnect": Link(**row["interconnect"]) if row["interconnect"] else None,
-            "host_link": Link(**row["host_link"]) if row["host_link"] else None,
-        }
-    )

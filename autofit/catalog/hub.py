@@ -14,10 +14,12 @@ def config_text(hub_id: str) -> str:
     Raises `UsageError` if the hub has no such model or the model has no config.json; `EnvironmentLacks` if access to
     the model must be granted first, or if the hub cannot be reached and the cache has no copy.
     """
-    from huggingface_hub import errors
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
 
     try:
-        file = _downloaded(hub_id)
+        # The download would retry an unreachable hub for half a minute; this request is made only once.
+        get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=5.0)
+        file = Path(hf_hub_download(hub_id, "config.json", etag_timeout=5.0))
     except errors.HFValidationError as error:
         raise UsageError(f"{hub_id!r} does not name a model: not in the catalog, not a path, not a hub id") from error
     except errors.GatedRepoError as error:
@@ -31,25 +33,12 @@ def config_text(hub_id: str) -> str:
         raise UsageError(f"{hub_id} has no config.json on the hub") from error
     except Exception as error:
         # Transport exceptions depend on the HTTP library that this version of the hub's client uses.
-        file = _cached(hub_id, error)
+        cached = try_to_load_from_cache(hub_id, "config.json")
+        if not isinstance(cached, str):
+            raise EnvironmentLacks(
+                f"the hub cannot be reached for the config.json of {hub_id}: {' '.join(lines_of(error))}",
+                remedy="connect to the internet, or give a catalog name (`autofit models`) or a folder with a "
+                "config.json",
+            ) from error
+        file = Path(cached)
     return architecture_file.read(file)
-
-
-def _downloaded(hub_id: str) -> Path:
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
-
-    # The download would retry an unreachable hub for half a minute; this request is made only once.
-    get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=5.0)
-    return Path(hf_hub_download(hub_id, "config.json", etag_timeout=5.0))
-
-
-def _cached(hub_id: str, reason: Exception) -> Path:
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(hub_id, "config.json")
-    if isinstance(cached, str):
-        return Path(cached)
-    raise EnvironmentLacks(
-        f"the hub cannot be reached for the config.json of {hub_id}: {' '.join(lines_of(reason))}",
-        remedy="connect to the internet, or give a catalog name (`autofit models`) or a folder with a config.json",
-    ) from reason

@@ -23,7 +23,8 @@ full attention, those that choose what they attend to among them."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Counts of one architecture. Parameters are counted in elements, not bytes, and shared ones only once."""
+    """Counts of one architecture. Parameters are counted in elements, not bytes, and shared ones only once. The catalog
+    leaves out what most architectures have: a dense decoder with full attention."""
 
     layers: int
     """Decoder layers."""
@@ -38,9 +39,9 @@ class ModelShape:
     """Key heads of a layer: fewer than query heads where several of these share one."""
     full_attention_layers: int
     """Layers whose tokens attend to all that came before."""
-    sliding_layers: int
+    sliding_layers: int = 0
     """Layers whose tokens attend to the last `sliding_window` alone. What is left has linear attention or none."""
-    sliding_window: int
+    sliding_window: int = 0
     """Tokens; 0 without such layers."""
     vocabulary_size: int
     """Rows of the input embedding."""
@@ -50,18 +51,18 @@ class ModelShape:
     """Parameters of the input embedding."""
     tied_embeddings: bool
     """Whether the output head is the input embedding."""
-    head_bias: bool
+    head_bias: bool = False
     """Whether the output head has a bias."""
-    sdpa: bool
+    sdpa: bool = True
     """Whether torch's fused attention kernels can compute this architecture's attention."""
     linear_parameters: int
     """Weights (not biases) of all `nn.Linear` inside decoder layers: what 4-bit quantisation replaces. The output
     head is not included, nor are experts, which transformers keeps as stacked tensors."""
-    experts: int
+    experts: int = 0
     """Routed experts per mixture-of-experts layer; 0 for a dense model."""
-    experts_per_token: int
+    experts_per_token: int = 0
     """Routed experts that process each token; 0 for a dense model."""
-    expert_parameters: int
+    expert_parameters: int = 0
     """Parameters of all routed experts of all layers; 0 for a dense model."""
     active_matmul_parameters: int
     """Weights by which each token is multiplied: every matrix, including the output head, but only the chosen share of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -20,22 +19,10 @@ from autofit.catalog.answer_cache import cached_answer
 from autofit.catalog.model_shape import ModelShape, measure
 from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
+from autofit.core.workload import digest
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-__all__ = [
-    "Model",
-    "ModelShape",
-    "architecture",
-    "in_catalog",
-    "load",
-    "names",
-    "notes",
-    "positions",
-    "quantisation",
-    "shape",
-]
 
 STORAGE_KEYS = frozenset(
     {
@@ -62,13 +49,12 @@ class Model(Document):
     parameters: int | None
     """Published number of distinct parameters, a tied embedding counted once; None if none is published."""
     digest: str = field(init=False, compare=False)
-    """First 16 hex digits of the SHA-256 of the canonical JSON of `config` without volatile keys. Computed once: it is
-    asked for many times for every config of a lattice."""
+    """That of `config` without volatile keys. Computed once: it is asked for many times for every config of a
+    lattice."""
 
     def __post_init__(self) -> None:
         stable = {key: _canonical(value) for key, value in self.config.items() if key not in VOLATILE_KEYS}
-        text = json.dumps(stable, sort_keys=True, separators=(",", ":"))
-        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
+        object.__setattr__(self, "digest", digest(stable))
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object: the constructor's arguments."""
@@ -84,7 +70,7 @@ def names() -> tuple[str, ...]:
 
 def listing() -> list[dict[str, Any]]:
     """The models of the catalog with what a user chooses by, as JSON values."""
-    entries = {name: json.loads(_catalog_text(name)) for name in names()}
+    entries = {name: _entry(name) for name in names()}
     return [
         {"name": name, "parameters": entry["parameters"], "source": entry["source"], "note": entry.get("note")}
         for name, entry in entries.items()
@@ -121,7 +107,7 @@ def quantisation(model: Model) -> Mapping[str, Any]:
 
 def notes(model: Model) -> tuple[str, ...]:
     """What figures of the model leave out of what its file describes, one sentence each."""
-    note = json.loads(_catalog_text(model.name)).get("note") if in_catalog(model) else None
+    note = _entry(model.name).get("note") if in_catalog(model) else None
     found = [] if note is None else [note]
     architectures = model.config.get("architectures")
     stored_as = architectures[0] if isinstance(architectures, list) and architectures else ""
@@ -148,7 +134,9 @@ def shape(model: Model) -> ModelShape:
     on a machine imports torch and builds the model on the meta device. Raises `UsageError` if it cannot be built."""
     if model.digest not in _SHAPES:
         if in_catalog(model):
-            counts = json.loads(_catalog_text(model.name))["shape"]
+            entry = _entry(model.name)
+            said = {field: entry["config"].get(key) for field, key in _IN_CONFIG.items()}
+            counts = {**said, "parameters": entry["parameters"], **entry["shape"]}
         else:
             text = json.dumps([list(ModelShape.__dataclass_fields__), dict(model.config)], sort_keys=True)
             counts = cached_answer("shape", text, lambda: asdict(measure(architecture(model), model.source)))
@@ -158,29 +146,35 @@ def shape(model: Model) -> ModelShape:
 
 def in_catalog(model: Model) -> bool:
     """Whether the model is exactly the one in the catalog under its name."""
-    return model.name in names() and _catalog_digest(model.name) == model.digest
+    return model.name in names() and _of_catalog(model.name).digest == model.digest
 
 
 _SHAPES: dict[str, ModelShape] = {}
+_IN_CONFIG = {
+    "layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "vocabulary_size": "vocab_size",
+    "attention_heads": "num_attention_heads",
+    "key_heads": "num_key_value_heads",
+}
+"""Fields of a shape -> fields of the config that say the same: an entry of the catalog does not repeat them."""
 _SIZE = re.compile(r"(?<![a-z0-9.])(?:\d+x)?\d+(?:\.\d+)?[bm](?![a-z0-9])")
 """A number of parameters in a model's name: 8b, 0.5b, 8x7b, 135m."""
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size")
 """The fields of a config that say how large a decoder is."""
 
 
+@cache
 def _of_catalog(name: str) -> Model:
-    entry = json.loads(_catalog_text(name))
+    entry = _entry(name)
     return Model(name=name, config=entry["config"], source=entry["source"], parameters=entry["parameters"])
 
 
 @cache
-def _catalog_digest(name: str) -> str:
-    return _of_catalog(name).digest
-
-
-@cache
-def _catalog_text(name: str) -> str:
-    return resources.files("autofit.catalog").joinpath("models", f"{name}.json").read_text(encoding="utf-8")
+def _entry(name: str) -> dict[str, Any]:
+    file = resources.files("autofit.catalog").joinpath("models", f"{name}.json")
+    entry: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return entry
 
 
 def _of_path(path: Path) -> Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -72,8 +72,7 @@ class Space:
         divisor). `batch` is the number of sequences per optimizer step on one device. Raises `UsageError` if it is
         below 1, or if no value of `micro_batch` divides it.
         """
-        combinations = self._combinations(self._all_values(axes, batch), {axis.name: axis.is_stated for axis in axes})
-        return (config for config in combinations if _is_of_batch(config, axes, batch))
+        return self._combinations(self._all_values(axes, batch), axes, batch)
 
     def _all_values(self, axes: Sequence[Axis], batch: int) -> _AxisValues:
         if batch < 1:
@@ -99,7 +98,7 @@ class Space:
 
     def count(self, axes: Sequence[Axis], *, batch: int) -> int:
         """How many configs the space has; arguments and errors as for `configs`."""
-        values, says = self._all_values(axes, batch), {axis.name: axis.is_stated for axis in axes}
+        values = self._all_values(axes, batch)
         parts = [part.get("micro_batch", ()) for rule in self.rules for part in (rule.when, rule.only, rule.never)]
         named = {batch, *(value for part in parts for value in part)}  # the whole batch is another matter
         # Micro-batches that no rule names are alike, and a batch may have hundreds of divisors.
@@ -107,11 +106,7 @@ class Space:
         others = [value for value in values["micro_batch"] if value in named]
         counted = [(1, (value,)) for value in others] + [(len(alike), tuple(alike[:1]))]
         return sum(
-            times
-            * sum(
-                _is_of_batch(config, axes, batch)
-                for config in self._combinations({**values, "micro_batch": micro_batch}, says)
-            )
+            times * sum(1 for _ in self._combinations({**values, "micro_batch": micro_batch}, axes, batch))
             for times, micro_batch in counted
         )
 
@@ -126,22 +121,19 @@ class Space:
             return values
         return tuple(d for d in _divisors(batch) if values == EVERY_DIVISOR or d in values)
 
-    def _combinations(
-        self, values: Mapping[str, tuple[Value, ...]], says: Mapping[str, Callable[[Value], bool]]
-    ) -> Iterator[Config]:
+    def _combinations(self, values: _AxisValues, axes: Sequence[Axis], batch: int) -> Iterator[Config]:
+        is_stated = {axis.name: axis.is_stated for axis in axes}
         for method in values["method"]:
             absent = ADAPTER_AXES if method == "full" else frozenset()
             searched = {name: options for name, options in values.items() if name not in absent}
             searched["method"] = (method,)
             for chosen in itertools.product(*searched.values()):
                 config = dict(zip(searched, chosen, strict=True))
-                if not any(rule.excludes(config) for rule in self.rules):
-                    yield Config.of({name: value for name, value in config.items() if says[name](value)})
-
-
-def _is_of_batch(config: Config, axes: Sequence[Axis], batch: int) -> bool:
-    """Whether no value is for the whole batch alone, or the micro-batch is that."""
-    return config["micro_batch"] == batch or not any(config.get(a.name) in a.of_whole_batch for a in axes)
+                if any(rule.excludes(config) for rule in self.rules):
+                    continue
+                is_whole_batch = config["micro_batch"] == batch
+                if is_whole_batch or not any(config.get(axis.name) in axis.of_whole_batch for axis in axes):
+                    yield Config.of({name: value for name, value in config.items() if is_stated[name](value)})
 
 
 def names() -> tuple[str, ...]:

@@ -70,7 +70,7 @@ def reader(kind: Any) -> Callable[[Any], Any] | None:
         return from_json
     inner = [reader(argument) for argument in get_args(kind) if argument not in (type(None), ...)]
     if len(inner) != 1:
-        return None
+        return tuple if get_origin(kind) is tuple else None
     (read_element,) = inner
     if get_origin(kind) is tuple:
         return tuple if read_element is None else lambda values: tuple(map(read_element, values))

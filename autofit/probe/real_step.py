@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from autofit.catalog.models import ModelShape, shape
+from autofit.catalog.model_shape import ModelShape
+from autofit.catalog.models import shape
 from autofit.core.device.probe import MeasuredStep
 from autofit.core.device.work_kinds import product
 from autofit.core.lattice import Config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autofit.catalog.models import ModelShape
+from autofit.catalog.model_shape import ModelShape
 from autofit.core.device.hardware import Hardware
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from autofit.catalog.models import ModelShape, shape
+from autofit.catalog.model_shape import ModelShape
+from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 

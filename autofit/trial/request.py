@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autofit.core.document import Document, read
+from autofit.core.document import Document
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, Trial, now
 from autofit.core.prediction import Prediction
@@ -72,7 +71,6 @@ class TrialRequest(Document):
         given_by_user = self.job.workload.program is not None
         return {
             **Document.to_json(self),
-            "wait_seconds": None if math.isinf(self.wait_seconds) else self.wait_seconds,
             "asked": self.asked or (_clock(), time.monotonic()),
             "folder": self.folder or (os.getcwd() if given_by_user else None),
         }
@@ -105,6 +103,11 @@ class TrialRequest(Document):
         left = max(self.wait_seconds - seconds, 1.0)
         return replace(self, asked=asked, deadline_seconds=min(self.deadline_seconds, left))
 
+    def limit_seconds(self, *, earned: bool) -> float:
+        """What the trial may take: more than its allowance only if it has earned that."""
+        allowance = self.allowance_seconds
+        return self.deadline_seconds if earned or allowance is None else min(self.deadline_seconds, allowance)
+
     @property
     def most_seconds(self) -> float:
         """How long its child may run: until its deadline, and on for its recordings."""
@@ -116,11 +119,6 @@ class TrialRequest(Document):
         """Seconds since the request was made; 0 if that is not known, or was read from another machine's clock."""
         clock, asked_at = self.asked or ("", 0.0)
         return max(0.0, time.monotonic() - asked_at) if clock == _clock() else 0.0
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TrialRequest:
-        wait_seconds = math.inf if data["wait_seconds"] is None else data["wait_seconds"]
-        return read(cls, {**data, "wait_seconds": wait_seconds, "asked": tuple(data["asked"])})
 
 
 @cache

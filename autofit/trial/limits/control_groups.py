@@ -35,10 +35,17 @@ def held_back() -> float | None:
     seconds = []
     for group in _groups("cpu"):
         with suppress(OSError, ValueError):
-            fields = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+            fields = numbers(group / "cpu.stat")
             if "nr_throttled" in fields:  # version 2 gives microseconds, version 1 nanoseconds
-                seconds.append(int(fields.get("throttled_usec", 0)) / 1e6 + int(fields.get("throttled_time", 0)) / 1e9)
+                seconds.append(fields.get("throttled_usec", 0) / 1e6 + fields.get("throttled_time", 0) / 1e9)
     return max(seconds, default=None)
+
+
+def numbers(file: Path) -> dict[str, int]:
+    """The numbers of one of the kernel's files that has a name and a number on each line. Raises `OSError`, and
+    `ValueError` for another file."""
+    fields = (line.split() for line in file.read_text().splitlines())
+    return {name.removesuffix(":"): int(number) for name, number, *_ in fields}
 
 
 def _groups(controller: str) -> Iterator[Path]:
@@ -80,9 +87,7 @@ def _memory_held(group: Path) -> int:
     used = _number(group, "memory.current", "memory.usage_in_bytes") or 0
     fields: dict[str, int] = {}
     with suppress(OSError, ValueError):
-        for line in (group / "memory.stat").read_text().splitlines():
-            name, value = line.split()
-            fields[name] = int(value)
+        fields = numbers(group / "memory.stat")
     # Version 1 leaves the groups below out of what it reports without `total_`.
     cached = sum(fields.get(f"total_{name}", fields.get(name, 0)) for name in ("active_file", "inactive_file"))
     return max(0, used - cached)

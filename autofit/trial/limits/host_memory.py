@@ -1,6 +1,6 @@
 """The memory of the host on which a trial runs: whether it suffices, and the end of a trial that is about to use it up.
 
-On a CPU each process has its memory limit (`process_memory.limit_further`). On an accelerator nothing limits what a
+On a CPU each process has its memory limit (`process_memory.limit_to`). On an accelerator nothing limits what a
 trial takes of its host, and what CUDA locks there is in no process's count: only the host's own figure shows it.
 """
 

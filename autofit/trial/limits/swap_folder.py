@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,19 +23,14 @@ def swap_folder(config: Config) -> Iterator[dict[str, str]]:
 
     Nothing if the trial does not swap, or if no folder can be made: the trial itself then reports what is wrong.
     """
-    parent = os.environ.get(NVME_VARIABLE)
-    if parent is None or config.get("offload") != "nvme":
-        yield {}
-        return
-    folder: str | None = None
-    with suppress(OSError):
-        remove_orphans()
-        folder = tempfile.mkdtemp(prefix=f"{own_prefix()}{os.getpid()}-", dir=parent)
-    try:
-        yield {} if folder is None else {NVME_VARIABLE: folder}
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+    folder: AbstractContextManager[str | None] = nullcontext()
+    if NVME_VARIABLE in os.environ and config.get("offload") == "nvme":
+        with suppress(OSError):
+            remove_orphans()
+            prefix, parent = f"{own_prefix()}{os.getpid()}-", os.environ[NVME_VARIABLE]
+            folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+    with folder as path:
+        yield {} if path is None else {NVME_VARIABLE: path}
 
 
 def explained(outcome: Outcome, environment: Mapping[str, str]) -> Outcome:

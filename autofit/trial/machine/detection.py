@@ -34,6 +34,11 @@ _log = logging.getLogger(__name__)
 
 GPU_NAMES = ("gpu", "cuda")
 """Names of hardware that mean whatever GPU this machine has."""
+OPTIONAL = (
+    "peft", "bitsandbytes", "deepspeed", "flash_attn", "liger_kernel", "mamba_ssm", "causal_conv1d",
+    "flash_linear_attention",
+)  # fmt: skip
+"""Fields of `Stack` with the version of a package that may be missing."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
 NVIDIA_NODES = Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu")
 """What NVIDIA's driver makes where it drives a device (Linux, and Jetson)."""
@@ -183,14 +188,7 @@ def installed_stack() -> Stack:
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         torch=torch,
         transformers=transformers,
-        peft=version("peft"),
-        bitsandbytes=version("bitsandbytes"),
-        deepspeed=version("deepspeed"),
-        flash_attn=version("flash-attn"),
-        liger_kernel=version("liger-kernel"),
-        mamba_ssm=version("mamba-ssm"),
-        causal_conv1d=version("causal-conv1d"),
-        flash_linear_attention=version("flash-linear-attention"),
+        **{name: version(name.replace("_", "-")) for name in OPTIONAL},
         cuda=f"rocm {build.hip}" if build.hip is not None else build.cuda,
     )
 
@@ -271,8 +269,8 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         name += f"-{_slug(first.mig_profile)}"
     if first.power_limit_watts is not None:
         name += f"-{first.power_limit_watts}w"
-    limited = replace(hardware, power_limit_watts=first.power_limit_watts, mig_profile=first.mig_profile)
-    return replace(limited, name=name), devices.driver
+    power_limit, profile = first.power_limit_watts, first.mig_profile
+    return replace(hardware, name=name, power_limit_watts=power_limit, mig_profile=profile), devices.driver
 
 
 def unused_devices() -> Iterator[tuple[str, str]]:

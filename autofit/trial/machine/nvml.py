@@ -62,11 +62,8 @@ def devices() -> NvidiaDevices | None:
 
     try:
         with _session():
-            handles = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
-            return NvidiaDevices(
-                driver=pynvml.nvmlSystemGetDriverVersion(),
-                visible=tuple(_describe(*handle) for handle in handles),
-            )
+            driver = pynvml.nvmlSystemGetDriverVersion()
+            return NvidiaDevices(driver=driver, visible=tuple(_describe(*handle) for handle in _visible()))
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
     except pynvml.NVMLError as error:
@@ -140,7 +137,7 @@ def first_card() -> Iterator[OpenCard]:
 
     try:
         with _session():
-            handles = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            handles = _visible()
             if not handles:
                 raise Unreachable("there is no visible device")
             device, card = handles[0]
@@ -206,7 +203,7 @@ def _session() -> Iterator[None]:
         pynvml.nvmlShutdown()
 
 
-def _visible(value: str | None) -> list[tuple[Any, Any]]:
+def _visible() -> list[tuple[Any, Any]]:
     """Handles of the visible devices, each paired with its card's."""
     import pynvml
 
@@ -222,7 +219,7 @@ def _visible(value: str | None) -> list[tuple[Any, Any]]:
             name = pynvml.nvmlDeviceGetUUID(instance)
             instances.setdefault(uuid, []).append(name)
             handles[name] = (instance, card)
-    return [handles[uuid] for uuid in visible_ids(value, cards, instances)]
+    return [handles[uuid] for uuid in visible_ids(os.environ.get("CUDA_VISIBLE_DEVICES"), cards, instances)]
 
 
 def _mig_instances(card: Any) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from statistics import fmean
@@ -92,27 +92,23 @@ class DeviceWatch:
             self._card.look()
 
 
-@dataclass(slots=True)
 class CardWatch:
     """Observes the first visible card; nothing where there is no NVML. Used from one thread."""
 
-    process: int
-    """The trial's process."""
-    others_bytes: int | None
-    """Bytes of the card's memory that others held before the trial began."""
-    _limits: CardState | None = field(init=False, default=None)
-    """The values that do not change while a trial runs."""
-    _samples: list[CardState] = field(init=False, default_factory=list)
-    _errors_before: int | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
+    def __init__(self, process: int, others_bytes: int | None) -> None:
+        """For the trial of that `process`; `others_bytes` of the card's memory were held by others before it began."""
+        self._process = process
+        self._limits: CardState | None = None
+        """The values that do not change while a trial runs."""
+        self._samples: list[CardState] = []
+        self._errors_before: int | None = None
         with suppress(nvml.Unreachable), nvml.first_card() as card:
             self._limits = CardState(
                 uuid=card.uuid,
                 sm_clock_max_mhz=card.ask("nvmlDeviceGetMaxClockInfo", SM),
                 power_limit_watts=_watts(card.ask("nvmlDeviceGetPowerManagementLimit")),
                 power_limit_default_watts=_watts(card.ask("nvmlDeviceGetPowerManagementDefaultLimit")),
-                others_bytes=self.others_bytes,
+                others_bytes=others_bytes,
             )
             self._errors_before = card.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT)
 
@@ -154,14 +150,14 @@ class CardWatch:
         process numbers, as in most containers."""
         running = card.ask("nvmlDeviceGetComputeRunningProcesses") or ()
         samples = card.ask("nvmlDeviceGetProcessUtilization", 0)
-        if samples is None or self.process not in {process.pid for process in running}:
+        if samples is None or self._process not in {process.pid for process in running}:
             return None
         latest: dict[int, Any] = {}
         for sample in samples:
             if sample.pid not in latest or sample.timeStamp > latest[sample.pid].timeStamp:
                 latest[sample.pid] = sample
         newest = max((sample.timeStamp for sample in latest.values()), default=0)
-        recent = (s for pid, s in latest.items() if pid != self.process and newest - s.timeStamp < 1e6)
+        recent = (s for pid, s in latest.items() if pid != self._process and newest - s.timeStamp < 1e6)
         return float(min(1.0, sum(sample.smUtil for sample in recent) / 100))
 
 

@@ -245,17 +245,17 @@ class _TrialRun:
 
     def _is_beaten(self, step_seconds: float) -> bool:
         """Whether a rival surely beats this repeat."""
-        (device_bytes,) = self._ranks.largest([self._meter.reading().device])
+        (device_bytes,) = self._ranks.largest([self._meter.reading().device_bytes])
         return self._request.is_beaten(int(device_bytes), step_seconds)
 
     def _measurement(self, reference: float | None, setup_seconds: float, stopped_early: bool) -> Measurement:
         steps, memory = self._steps, self._meter.reading()
         of_this_rank = RankMeasurement(
             rank=self._ranks.rank,
-            peak_allocated_bytes=memory.peak_allocated,
-            peak_reserved_bytes=memory.peak_reserved,
-            device_bytes=memory.device,
-            host_peak_bytes=memory.host_peak,
+            peak_allocated_bytes=memory.peak_allocated_bytes,
+            peak_reserved_bytes=memory.peak_reserved_bytes,
+            device_bytes=memory.device_bytes,
+            host_peak_bytes=memory.host_peak_bytes,
             step_seconds=statistics.median(steps.own_seconds),
         )
         return measured(
@@ -265,7 +265,6 @@ class _TrialRun:
             memory,
             seconds=steps.seconds,
             in_use=steps.in_use,
-            phase_peaks=memory.phase_peaks,
             losses=steps.losses,
             gradient_norms=steps.gradient_norms,
             setup_seconds=setup_seconds,

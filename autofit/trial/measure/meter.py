@@ -22,16 +22,14 @@ from autofit.trial.process.classify import LATE_LOADED_BYTES, DeviceBusy, OverLi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """Peaks since the last reset, or since the trial began, in bytes."""
+    """Peaks since the last reset, or since the trial began: fields of `Measurement`."""
 
-    peak_allocated: int
-    peak_reserved: int
-    device: int
-    """What the driver shows at the peak."""
-    setup_peak: int
-    """`device` as of the last reset; 0 before the first."""
-    host_peak: int
-    """Peak resident memory of the process."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    setup_peak_bytes: int
+    """`device_bytes` as of the last reset; 0 before the first."""
+    host_peak_bytes: int
     phase_peaks: dict[str, int]
 
 
@@ -131,7 +129,7 @@ class CpuMeter(Meter):
         self._host_peak = 0
 
     def enforce(self, limit: int) -> None:
-        process_memory.limit_further(max(0, limit - self._held))
+        process_memory.limit_to(process_memory.read().data + max(0, limit - self._held))
 
     def reset(self) -> None:
         self._book()
@@ -166,11 +164,11 @@ class CpuMeter(Meter):
         """There is no caching allocator: allocated, reserved and device memory are the same figure."""
         self._book()
         return MemoryReading(
-            peak_allocated=self._peak,
-            peak_reserved=self._peak,
-            device=self._peak,
-            setup_peak=self._setup_peak,
-            host_peak=self._host_peak,
+            peak_allocated_bytes=self._peak,
+            peak_reserved_bytes=self._peak,
+            device_bytes=self._peak,
+            setup_peak_bytes=self._setup_peak,
+            host_peak_bytes=self._host_peak,
             phase_peaks=dict(self.peaks),
         )
 
@@ -312,11 +310,11 @@ class CudaMeter(Meter):
                 f"{format_bytes(process_memory.paged_bytes())} paged"
             )
         return MemoryReading(
-            peak_allocated=self._allocated,
-            peak_reserved=self._reserved,
-            device=device,
-            setup_peak=self._setup_peak,
-            host_peak=process_memory.read().peak_resident,
+            peak_allocated_bytes=self._allocated,
+            peak_reserved_bytes=self._reserved,
+            device_bytes=device,
+            setup_peak_bytes=self._setup_peak,
+            host_peak_bytes=process_memory.read().peak_resident,
             phase_peaks=dict(self.peaks),
         )
 

@@ -96,16 +96,9 @@ def trim() -> None:
 def host_available() -> int | None:
     """Bytes that programs could still allocate on this machine (proc(5), MemAvailable) and in this process's control
     groups; None where the machine does not say."""
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return control_groups.memory_left_bytes(int(line.split()[1]) * KIB)
+    with suppress(OSError, KeyError):
+        return control_groups.memory_left_bytes(control_groups.numbers(Path("/proc/meminfo"))["MemAvailable"] * KIB)
     return None
-
-
-def limit_further(size: int) -> None:
-    """Make allocations fail once this process has `size` bytes more than now."""
-    limit_to(read().data + size)
 
 
 def limit_to(allowed: int) -> None:

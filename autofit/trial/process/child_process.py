@@ -132,26 +132,18 @@ class ChildProcess:
         at, share = self.began
         return at + ONCE_SECONDS + share * step_seconds
 
-    def has_died(self) -> bool:
-        """Whether it has ended; it is not reaped."""
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
     def end(self, *, kill: bool) -> None:
         """Reap it and kill its whole process group, at once or after it had two seconds to exit by itself, so that its
         exit status is its own. Safe to call twice."""
         if self.pid == 0:
             return
-        until = time.monotonic() + (0.0 if kill else 2.0)
-        while time.monotonic() < until and not self.has_died():
-            time.sleep(0.002)
+        if not kill:
+            _ends_within(self.pid, 2.0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        until = time.monotonic() + KILL_SECONDS
-        while not self.has_died() and not self.is_stuck:
-            time.sleep(0.002)
-            self.is_stuck = time.monotonic() > until
+        self.is_stuck = not _ends_within(self.pid, KILL_SECONDS)
         if self.is_stuck:
             self.status = -signal.SIGKILL
             _STUCK.add(self.pid)
@@ -161,10 +153,28 @@ class ChildProcess:
         os.close(self.events)
         end_orphans(self._others)
 
-    def tail(self) -> str:
-        """The last of its output, up to 8 KiB."""
-        self.output.seek(max(0, os.fstat(self.output.fileno()).st_size - 8192))
-        return self.output.read().decode(errors="replace")
+
+def has_died(pid: int) -> bool:
+    """Whether a child has ended; it is not reaped. Raises `ChildProcessError` if there is none of that number."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _ends_within(pid: int, seconds: float) -> bool:
+    """Whether a child ends in that time; it is not reaped."""
+    until = time.monotonic() + seconds
+    while not has_died(pid):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def tail(output: int) -> str:
+    """The last of what was written to a file with this descriptor, up to 8 KiB; nothing where it is no file."""
+    try:
+        return os.pread(output, 8192, max(0, os.fstat(output).st_size - 8192)).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def adopt_orphans() -> None:
@@ -196,9 +206,7 @@ def end_orphans(others: frozenset[int] = frozenset()) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
-                until = time.monotonic() + KILL_SECONDS
-                while os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    time.sleep(0.002)
-                    if time.monotonic() > until:
-                        _STUCK.add(pid)
-                        break
+                if _ends_within(pid, KILL_SECONDS):
+                    os.waitpid(pid, 0)
+                else:
+                    _STUCK.add(pid)

@@ -14,6 +14,7 @@ from typing import Any
 from autofit.core.errors import in_one_line
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory, TimedOut
 from autofit.core.units import GIB, MIB, format_bytes
+from autofit.trial.limits.control_groups import numbers
 from autofit.trial.measure import process_memory
 
 _DEVICE_REQUEST = re.compile(r"^.*out of memory\. Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*$", re.MULTILINE)
@@ -290,10 +291,8 @@ def kernel_oom_kills() -> int | None:
     """Processes that the kernel has killed for memory so far in this control group, or else on this machine; None where
     it does not say."""
     for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
-        with suppress(OSError):
-            for line in path.read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
+        with suppress(OSError, KeyError):
+            return numbers(path)["oom_kill"]
     return None
 
 

@@ -1,21 +1,68 @@
-"""Follows a trial's child: listens to it until it ends or its time is over, and ends it."""
+"""Follows a trial's child: listens to it and to commands until it ends or its time is over, and ends it."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import selectors
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from autofit.core.outcome import Outcome
 from autofit.trial.limits.host_memory import HostWatch
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.measure.pace import useful_speed
 from autofit.trial.process import classify
-from autofit.trial.process.child_process import ChildProcess
-from autofit.trial.process.commands import Commands, Stopped
+from autofit.trial.process.child_process import ChildProcess, has_died
 from autofit.trial.request import RECORDING_SECONDS, TrialRequest
+
+
+class Stopped(Exception):
+    """The running trial is no longer wanted."""
+
+    def __init__(self, *, interrupted: bool) -> None:
+        super().__init__()
+        self.interrupted = interrupted
+        """Whether the user has stopped it, and not another rank's failure."""
+
+
+class Commands:
+    """Commands to the fork server: JSON lines read from a file descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._pending = b""
+
+    def next(self) -> dict[str, Any] | None:
+        """The next line; None once the other end has closed."""
+        while not self.waiting:
+            if not self._read():
+                return None
+        line, _, self._pending = self._pending.partition(b"\n")
+        data: dict[str, Any] = json.loads(line)
+        return data
+
+    def check(self) -> None:
+        """Read what has arrived. Raises `Stopped` for a stop command, the only one that comes while a trial runs, and
+        `EOFError` if the other end has closed."""
+        if not self.waiting and not self._read():
+            raise EOFError
+        command = (self.next() or {}) if self.waiting else {}
+        if "stop" in command:
+            raise Stopped(interrupted=command["stop"]["interrupted"])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a line is already buffered: the descriptor no longer reports it as readable."""
+        return b"\n" in self._pending
+
+    def _read(self) -> bool:
+        """Buffer what has arrived; whether the other end is still open."""
+        chunk = os.read(self.descriptor, 1 << 16)
+        self._pending += chunk
+        return bool(chunk)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +126,7 @@ class Follower:
                     device.follow(child.is_timing)
                     if child.result is not None:
                         device.end()  # what it still records is no part of the trial
-                if child.has_died():
+                if has_died(child.pid):
                     child.take_rest()
                     return True
         return True
@@ -98,11 +145,7 @@ class Follower:
 
     @property
     def _limit_seconds(self) -> float:
-        """What the trial may take: more than its allowance only if it has earned that."""
-        deadline, allowance = self.request.deadline_seconds, self.request.allowance_seconds
-        if allowance is None or self.child.earned or not self._judges:
-            return deadline
-        return min(deadline, allowance)
+        return self.request.limit_seconds(earned=self.child.earned or not self._judges)
 
     @property
     def _longest_step_seconds(self) -> float:

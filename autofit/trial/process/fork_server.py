@@ -44,9 +44,8 @@ from autofit.trial.machine import nvml
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.measure import process_memory
 from autofit.trial.process import classify
-from autofit.trial.process.child_process import ChildProcess, adopt_orphans, die_with_parent
-from autofit.trial.process.commands import Commands
-from autofit.trial.process.following import Follower
+from autofit.trial.process.child_process import ChildProcess, adopt_orphans, die_with_parent, tail
+from autofit.trial.process.following import Commands, Follower
 from autofit.trial.request import TrialRequest
 
 DEFAULT_ENTRY = "autofit.trial.process.child:run"
@@ -95,7 +94,7 @@ class _Before:
             status=child.status,
             phase=child.phase,
             room=child.room_bytes,
-            stderr=child.tail(),
+            stderr=tail(child.output.fileno()),
             kernel_oom_kills=classify.kills_since(self.kernel_kills),
             host_is_device=self.on_cpu,
             short_bytes=self.short_bytes,

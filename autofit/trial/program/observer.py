@@ -8,7 +8,7 @@ from array import array
 
 from autofit.core.errors import AutofitError
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome
+from autofit.core.outcome import Fits
 from autofit.techniques import Job
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine.watch import DeviceWatch
@@ -87,8 +87,19 @@ class RunObserver:
         if not self._seconds or len(self._seconds) < least_repeats(self._seconds[-1]):
             raise NotRecorded(f"it is too short: {len(self._seconds)} steps could be timed")
         self._check_full()
+        memory = self._meter.reading()
+        measurement = measured(
+            self._job,
+            self._config,
+            self._meter,
+            memory,
+            seconds=self._seconds,
+            in_use=self._in_use,
+            phase_peaks={"run": memory.peak_allocated_bytes},  # its evaluations and checkpoints, too
+            setup_seconds=self._setup_seconds,
+        )
         return Attempt(
-            outcome=self._outcome(),
+            outcome=Fits(measurement=measurement),
             seconds=time.monotonic() - self._began,
             device_state=self._watch.state(),
         )
@@ -120,17 +131,3 @@ class RunObserver:
         self._tokens += tokens
         if len(self._in_use) < MOST_REPEATS:
             self._in_use.append(in_use)
-
-    def _outcome(self) -> Outcome:
-        memory = self._meter.reading()
-        measurement = measured(
-            self._job,
-            self._config,
-            self._meter,
-            memory,
-            seconds=self._seconds,
-            in_use=self._in_use,
-            phase_peaks={"run": memory.peak_allocated},  # its evaluations and checkpoints, too
-            setup_seconds=self._setup_seconds,
-        )
-        return Fits(measurement=measurement)

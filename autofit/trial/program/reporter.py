@@ -138,15 +138,12 @@ class Session:
     def leave(self) -> None:
         """The phase has ended. Its memory is judged as a step's."""
         self._guarded(self._phase.close)
-        self._guarded(self._reading)
+        self._reading()
         self._events.enter("step")
 
     def has_seconds(self, seconds: float) -> bool:
         """Whether the trial may still take so many."""
-        allowance = self._pace.allowance_seconds
-        limit = self.request.deadline_seconds
-        if allowance is not None and not self._pace.earned:
-            limit = min(limit, allowance)
+        limit = self.request.limit_seconds(earned=self._pace.earned)
         return time.monotonic() - self._asked_at + seconds < limit
 
     def conclude(self) -> None:
@@ -175,9 +172,7 @@ class Session:
         elapsed = time.monotonic() - self._timing_since
         enough = len(self._seconds) >= least_repeats(seconds)
         settled = is_settled(self._seconds, elapsed_seconds=elapsed, timing_seconds=self.request.timing_seconds)
-        hopeless = len(self._seconds) == 2 and self.request.is_beaten(
-            self._guarded(self._reading).device, min(self._seconds)
-        )
+        hopeless = len(self._seconds) == 2 and self.request.is_beaten(self._reading().device_bytes, min(self._seconds))
         if hopeless or (enough and settled) or len(self._seconds) == MOST_REPEATS:
             self._end_timing(stopped_early=hopeless)
             if hopeless or not self._goes_on:
@@ -188,7 +183,7 @@ class Session:
         if not self.is_timed:
             self.is_timed, self._stopped_early = True, stopped_early
             self._events.send(Event(timing=False))
-            self._step_peak = self._guarded(self._reading).peak_allocated
+            self._step_peak = self._reading().peak_allocated_bytes
 
     def succeed(self) -> NoReturn:
         """End the trial, in which steps are timed, with what it has measured."""
@@ -208,12 +203,12 @@ class Session:
             self._finish(error.outcome(after_seconds=elapsed, phase="step"))
         self._events.send(event)
         if number >= warm_ups(seconds):
-            self._events.send(Event(peak_bytes=self._guarded(self._reading).peak_allocated))
+            self._events.send(Event(peak_bytes=self._reading().peak_allocated_bytes))
             self._timing_since, self._setup_seconds = time.monotonic(), elapsed
             self._events.send(Event(timing=True))
 
     def _reading(self) -> MemoryReading:
-        reading = self._meter.reading()
+        reading: MemoryReading = self._guarded(self._meter.reading)
         self._check(reading)
         if self._meter.refusals() > self._refused:
             reason = "the device refused memory, and the program went on without: it trains something smaller or less"
@@ -223,8 +218,8 @@ class Session:
     def _check(self, reading: MemoryReading) -> None:
         """End the trial if memory has exceeded the limit before that was enforced."""
         limit = self.request.memory_limit_bytes
-        if reading.device > limit:
-            reason = f"the program has taken {format_bytes(reading.device)} of {format_bytes(limit)}"
+        if reading.device_bytes > limit:
+            reason = f"the program has taken {format_bytes(reading.device_bytes)} of {format_bytes(limit)}"
             self._finish(OutOfMemory(reason=reason, phase=self._events.phase))
 
     def _measurement(self) -> Measurement:

@@ -21,7 +21,7 @@ from autofit.trial.limits.threads import threads_per_rank
 from autofit.trial.machine import nvml
 from autofit.trial.measure import process_memory
 from autofit.trial.process import classify
-from autofit.trial.process.child_process import adopt_orphans, die_with_parent, end_orphans
+from autofit.trial.process.child_process import adopt_orphans, die_with_parent, end_orphans, tail
 from autofit.trial.process.events import Event, EventPipe
 from autofit.trial.program.command import Command, source_of
 from autofit.trial.program.environment import of_program
@@ -173,7 +173,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _outcome_without_result(status: int, relay: _Relay, kernel_oom_kills: int | None, *, on_cpu: bool) -> Outcome:
     """The outcome of a program that ended by itself with `status` before its trial had one."""
-    output = _last_output()
+    output = tail(2)  # the program writes to the same file as this process
     status = _SIGNALS_BY_STATUS.get(status, status)
     if status == 0:
         reason = f"the program ended without reporting a step: {classify.HOW_TO_REPORT}"
@@ -182,8 +182,8 @@ def _outcome_without_result(status: int, relay: _Relay, kernel_oom_kills: int | 
             # keep it busy.
             reason = f"the program ended after {relay.steps} optimizer steps: let it train for at least 33"
         # This says nothing about the config, so the next search must not take it for an answer.
-        tail = "\n".join(output.splitlines()[-20:])
-        return Crashed(reason=reason, phase=relay.events.phase, stderr_tail=tail, transient=True)
+        lines = "\n".join(output.splitlines()[-20:])
+        return Crashed(reason=reason, phase=relay.events.phase, stderr_tail=lines, transient=True)
     outcome = classify.ended_without_result(
         status=status,
         phase=relay.events.phase,
@@ -196,12 +196,3 @@ def _outcome_without_result(status: int, relay: _Relay, kernel_oom_kills: int | 
         last_line = lines_of(output, "it said nothing")[-1]
         return replace(outcome, reason=f"the program exited with status {status}: {last_line}")
     return outcome
-
-
-def _last_output() -> str:
-    """The end of the program's output, up to 8 KiB: it writes to the same file as this process."""
-    try:
-        size = os.fstat(2).st_size
-        return os.pread(2, 8192, max(0, size - 8192)).decode(errors="replace")
-    except OSError:  # no file
-        return ""

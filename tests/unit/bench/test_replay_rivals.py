@@ -15,9 +15,9 @@ from unit.operations.made_trials import crashed, fits, out_of_memory
 from unit.search.made_truth import Truth
 
 from autofit.bench import oracle, ours, rivals_of_practice, rivals_optuna
-from autofit.bench.methods import METHODS, SLOW, chosen
 from autofit.bench.oracle import HORIZON, CannotRun, Trace
 from autofit.bench.recorded import Recorded
+from autofit.bench.replay import METHODS, SLOW, chosen
 from autofit.bench.score import regret
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config

@@ -12,9 +12,9 @@ from unit.search.conftest import MACHINE
 from unit.search.made_truth import Truth, cpu_lattice, make_job
 
 from autofit.bench import tables
-from autofit.bench.methods import METHODS
 from autofit.bench.oracle import CannotRun, Oracle
 from autofit.bench.problem import Problem
+from autofit.bench.replay import METHODS
 from autofit.catalog.models import load
 from autofit.core.units import GIB
 

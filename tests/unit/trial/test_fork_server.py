@@ -27,9 +27,8 @@ from autofit.trial import request as asked_for
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine import nvml
 from autofit.trial.process import child, child_process, fork_server, runner
-from autofit.trial.process.commands import Commands
 from autofit.trial.process.events import EventPipe
-from autofit.trial.process.following import Follower
+from autofit.trial.process.following import Commands, Follower
 from autofit.trial.process.fork_server import ForkServer
 from autofit.trial.process.runner import TrialRunner, trial_environment
 from autofit.trial.request import TrialRequest
@@ -196,7 +195,7 @@ def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(child_process, "KILL_SECONDS", 0.1)
     monkeypatch.setattr(child_process, "_STUCK", set())
-    monkeypatch.setattr(child_process.ChildProcess, "has_died", lambda child: False)
+    monkeypatch.setattr(child_process, "has_died", lambda pid: False)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     attempt = ForkServer("entries:hang").run(tiny_request(deadline_seconds=0.5), commands)
     (stuck,) = child_process._STUCK

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from autofit.core.outcome import Crashed
-from autofit.trial.process.commands import Commands, Stopped
 from autofit.trial.process.events import Event
+from autofit.trial.process.following import Commands, Stopped
 
 
 def test_a_stop_that_came_with_the_request_is_heard() -> None:

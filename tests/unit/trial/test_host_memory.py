@@ -16,7 +16,7 @@ from autofit.core.units import GIB
 from autofit.trial.measure import process_memory
 from autofit.trial.process import fork_server
 from autofit.trial.process.child_process import ChildProcess
-from autofit.trial.process.commands import Commands
+from autofit.trial.process.following import Commands
 
 NEVER = 3600.0
 """A deadline in seconds that no trial here may reach."""

@@ -62,7 +62,7 @@ def test_what_a_program_has_used_before_its_meter_is_its_own(monkeypatch: pytest
         CudaMeter().enforce(TOTAL - 1000 * MIB)
     meter = meter_for("cuda", 1000 * MIB, whole=True)
     meter.enforce(TOTAL - 1000 * MIB)
-    assert meter.reading().device == 16 * GIB + CONTEXT
+    assert meter.reading().device_bytes == 16 * GIB + CONTEXT
     meter.enforce(8 * GIB)
     assert fake.allowed() == pytest.approx(8 * GIB - CONTEXT, abs=1)
 
@@ -70,7 +70,7 @@ def test_what_a_program_has_used_before_its_meter_is_its_own(monkeypatch: pytest
 def test_a_whole_process_counts_its_imports() -> None:
     code = """
 from autofit.trial.measure.meter import CpuMeter
-whole, beyond = CpuMeter(whole=True).reading().device, CpuMeter().reading().device
+whole, beyond = CpuMeter(whole=True).reading().device_bytes, CpuMeter().reading().device_bytes
 assert whole > 50 * 2**20 > beyond, (whole, beyond)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -89,8 +89,8 @@ def test_kernels_loaded_late_count(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.use(allocated=3 * GIB, reserved=4 * GIB)
     fake.load_kernels(300 * MIB)
     reading = meter.reading()
-    assert (reading.peak_allocated, reading.peak_reserved) == (3 * GIB, 4 * GIB)
-    assert reading.device == fake.card.used == 4 * GIB + CONTEXT + 300 * MIB
+    assert (reading.peak_allocated_bytes, reading.peak_reserved_bytes) == (3 * GIB, 4 * GIB)
+    assert reading.device_bytes == fake.card.used == 4 * GIB + CONTEXT + 300 * MIB
 
 
 def test_over_the_limit_by_late_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,8 +116,8 @@ def test_reset_forgets_the_set_up_and_binds_the_grown_context(monkeypatch: pytes
     with meter.phase("forward"):
         fake.use(allocated=2 * GIB)
     reading = meter.reading()
-    assert reading.setup_peak == 6 * GIB + CONTEXT + 200 * MIB
-    assert (reading.peak_allocated, reading.peak_reserved) == (2 * GIB, 2 * GIB)
+    assert reading.setup_peak_bytes == 6 * GIB + CONTEXT + 200 * MIB
+    assert (reading.peak_allocated_bytes, reading.peak_reserved_bytes) == (2 * GIB, 2 * GIB)
     assert reading.phase_peaks == {"forward": 2 * GIB, "backward": 0, "optimizer": 0}
 
 
@@ -142,7 +142,7 @@ def test_paged_states_count_wherever_they_are(monkeypatch: pytest.MonkeyPatch, r
     meter.enforce(8 * GIB)
     fake.use(allocated=4 * GIB)
     fake.page(monkeypatch, 3 * GIB, resident=resident)
-    assert meter.reading().device == 7 * GIB + CONTEXT
+    assert meter.reading().device_bytes == 7 * GIB + CONTEXT
     fake.use(allocated=6 * GIB)
     with pytest.raises(OverLimit, match=r"3\.00 GiB paged"):
         meter.reading()
@@ -154,7 +154,7 @@ def test_a_full_card_pages_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     meter.enforce(TOTAL)
     fake.use(allocated=20 * GIB)
     fake.page(monkeypatch, 16 * GIB, resident=2 * GIB)
-    assert meter.reading().device == TOTAL
+    assert meter.reading().device_bytes == TOTAL
 
 
 def test_memory_of_others_is_not_the_configs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_without_nvml_the_device_is_taken_for_idle(monkeypatch: pytest.MonkeyPat
     meter.enforce(TOTAL)
     assert meter.context == CONTEXT
     fake.load_kernels(100 * MIB)
-    assert meter.reading().device == 2 * MIB + CONTEXT + 100 * MIB
+    assert meter.reading().device_bytes == 2 * MIB + CONTEXT + 100 * MIB
 
 
 def test_the_hosts_set_up_is_kept_apart() -> None:
@@ -208,7 +208,7 @@ meter.reset()
 with meter.phase("forward"):
     torch.ones(16 * 1024**2)
 after = meter.reading()
-print(before.setup_peak, after.setup_peak, after.device, after.phase_peaks["forward"])
+print(before.setup_peak_bytes, after.setup_peak_bytes, after.device_bytes, after.phase_peaks["forward"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     before, setup, device, forward = (int(word) for word in done.stdout.split())

@@ -96,7 +96,7 @@ def test_a_meter_without_a_limit_leaves_the_allocators_alone(monkeypatch: pytest
     meter = CudaMeter()
     meter.reset()
     fake.use(allocated=1 * GIB)
-    assert fake.allowed() == before and meter.reading().peak_allocated == 1 * GIB
+    assert fake.allowed() == before and meter.reading().peak_allocated_bytes == 1 * GIB
 
 
 def test_a_peak_that_the_script_forgets_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
