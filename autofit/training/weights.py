@@ -62,7 +62,9 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
         causal_lm.initialize_weights()
     for module in model.modules():
         _allocate(module, device, created)
-    _check_buffers(model)
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and buffer.isnan().any():  # wrong values would train another model
+            raise UsageError(f"{type(causal_lm).__name__} has a constant that transformers does not restore: {name}")
     if causal_lm is not model:
         adapters.initialise(model, (lambda modules: nullcontext()) if sharder is None else sharder.whole)
 
@@ -103,12 +105,3 @@ def _allocate(module: nn.Module, device: torch.device, created: Created) -> None
             storage = torch.empty_like(buffer, device=device)
             # NaN after initialisation means never initialised.
             module._buffers[name] = storage.fill_(math.nan) if buffer.is_floating_point() else storage
-
-
-def _check_buffers(model: nn.Module) -> None:
-    """Raise `UsageError` for constants that transformers does not restore: wrong values would train another model."""
-    for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and not (~buffer.isnan()).all():
-            raise UsageError(
-                f"{type(adapters.unwrap(model)).__name__} has a constant that transformers does not restore: {name}"
-            )

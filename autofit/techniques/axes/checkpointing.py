@@ -11,14 +11,7 @@ from autofit.core.lattice import Axis, Config, chain, closure
 from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.job import Job
-from autofit.techniques.selective import (
-    BUDGETS,
-    SAVE_ATTENTION,
-    SELECTIVE,
-    interval,
-    keeps_results,
-    selective_contexts,
-)
+from autofit.techniques.selective import BUDGETS, SAVE_ATTENTION, SELECTIVE, interval, keeps_results, selective_contexts
 from autofit.techniques.technique import BuildPlan, Part, Technique
 
 
