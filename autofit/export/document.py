@@ -80,13 +80,9 @@ class Recommended(Task):
 class Near(str):
     """A note on another implementation of the same technique: memory and speed are close to what was measured."""
 
-    __slots__ = ()
-
 
 class NeedsMore(str):
     """A note on what is known to need more memory than was measured."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +113,6 @@ def fidelity(config: Config, notes: Sequence[str]) -> dict[str, str]:
 
 class Code(str):
     """Python source that stands for a value: its repr is the source itself."""
-
-    __slots__ = ()
 
     def __repr__(self) -> str:
         return str(self)

@@ -115,15 +115,14 @@ class ZeroEngine:
         return torch.as_tensor(self._engine.get_global_grad_norm()).detach().float()
 
 
-def _adam_on_host(module: nn.Module, plan: BuildPlan) -> torch.optim.Optimizer:
+def _adam_on_host(module: nn.Module, plan: BuildPlan) -> Any:
     """DeepSpeed's CPU Adam, with the settings of torch's AdamW."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(
+    return DeepSpeedCPUAdam(
         trainable(module),
         lr=LEARNING_RATE,
         weight_decay=weight_decay("adamw"),
         adamw_mode=True,
         fp32_optimizer_states=plan.trained_dtype == torch.float32,
     )
-    return optimizer
