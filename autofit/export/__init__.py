@@ -10,7 +10,8 @@ from autofit.core.frontier import Recommendation
 from autofit.export.accelerate_format import export_accelerate
 from autofit.export.axolotl_format import export_axolotl
 from autofit.export.deepspeed_format import export_deepspeed
-from autofit.export.document import Export, Recommended
+from autofit.export.document import Export as Export
+from autofit.export.document import Recommended
 from autofit.export.llamafactory_format import export_llamafactory
 from autofit.export.transformers_format import export_transformers
 from autofit.export.trl_format import export_trl
@@ -81,6 +82,3 @@ def check_memory(exported: Export, format: str, *, trainer: str | None = None) -
         reasons = "; ".join(exported.needs_more)
         remedy = f"search with --for {format}, " if format in TRAINERS and trainer is None else ""
         raise UsageError(f"this needs more memory as {format} than was measured ({reasons}): {remedy}or add --anyway")
-
-
-__all__ = ["FORMATS", "Export", "check_format", "check_memory", "command_line", "export", "formats_for"]

@@ -93,7 +93,7 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": _sharding,
 }
-"""Each axis and its translation; the other axes are up to the training script."""
+"""The other axes are up to the training script."""
 
 
 def export_accelerate(task: Recommended) -> Export:

@@ -14,20 +14,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import (
-    CHOOSE,
-    Emit,
-    Export,
-    Near,
-    NeedsMore,
-    Recommended,
-    Settings,
-    Task,
-    collect,
-    merge,
-    settings,
-    yaml_file,
-)
+from autofit.export.document import Emit, Export, Near, NeedsMore, Recommended, Settings, Task, as_yaml, merge, settings
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.mlp import tile_count
 from autofit.techniques.axes.optimizer import weight_decay
@@ -197,7 +184,6 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": partial(ta.sharding, trainer="axolotl", fsdp=_fsdp),
 }
-"""Each axis and its translation. A new technique is one new line here."""
 
 _TITLES = {"model": "Model", "data": "Data: add datasets. Packing is as was measured", "training": "Training"}
 
@@ -205,34 +191,31 @@ _TITLES = {"model": "Model", "data": "Data: add datasets. Packing is as was meas
 def export_axolotl(task: Recommended) -> Export:
     """Every value is stated: bf16 and tf32 are `auto` by default."""
     workload, kind = task.workload, task.hardware.kind
-    merged = merge(
-        settings(
-            *ta.general_notes(task, "axolotl", machines="--num_machines, --machine_rank and --main_process_ip"),
-            *(["hardware: axolotl has no setting for the CPU, on which this was measured"] if kind == "cpu" else []),
-            model={"base_model": task.source},
-            data={
-                "sequence_len": workload.seq_len,
-                "sample_packing": task.packs,
-                "pad_to_sequence_len": task.packs,
-                **({"pad_to_multiple_of": workload.seq_len} if task.packs else {}),  # instead of 64
-                **({} if workload.lengths is None else {"excess_length_strategy": "truncate"}),
-            },
-            training={
-                "learning_rate": CHOOSE,
-                "output_dir": "autofit-run",
-                "max_grad_norm": MAX_GRADIENT_NORM,
-                "auto_find_batch_size": False,
-            },
-        ),
-        ta.evaluation(task, "axolotl", "eval_batch_size"),
-        collect(TABLE, task),
+    base = settings(
+        *ta.general_notes(task, "axolotl", machines="--num_machines, --machine_rank and --main_process_ip"),
+        *(["hardware: axolotl has no setting for the CPU, on which this was measured"] if kind == "cpu" else []),
+        model={"base_model": task.source},
+        data={
+            "sequence_len": workload.seq_len,
+            "sample_packing": task.packs,
+            "pad_to_sequence_len": task.packs,
+            **({"pad_to_multiple_of": workload.seq_len} if task.packs else {}),  # instead of 64
+            **({} if workload.lengths is None else {"excess_length_strategy": "truncate"}),
+        },
+        training={
+            "learning_rate": ta.CHOOSE,
+            "output_dir": "autofit-run",
+            "max_grad_norm": MAX_GRADIENT_NORM,
+            "auto_find_batch_size": False,
+        },
     )
+    merged = ta.translated(task, base, TABLE, trainer="axolotl", eval_key="eval_batch_size")
     needs = [f"axolotl >= {AXOLOTL.release}"]
     if distributed.by_deepspeed(task) or task.config.get("mlp") == "tiled":
         needs.append("deepspeed")
     if task.config.get("attention") == "flash":
         needs.append("flash-attn")
-    return yaml_file(task, merged, titles=_TITLES, needs=needs, launch=_launch(task))
+    return as_yaml(task, merged, titles=_TITLES, needs=needs, launch=_launch(task))
 
 
 def _launch(task: Recommended) -> str:

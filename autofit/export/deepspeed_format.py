@@ -68,18 +68,13 @@ def _precision(value: Value, task: Task) -> Settings:
     return settings(*([f"precision=tf32: the training script must call {switch}"] if value == "tf32" else []))
 
 
-def _written_by_sharding(value: Value, task: Task) -> Settings:
-    return settings()
-
-
 TABLE: Mapping[str, Emit] = {
     "precision": _precision,
-    "micro_batch": _written_by_sharding,
-    "offload": _written_by_sharding,
-    "sharding": _sharding,
+    **dict.fromkeys(("micro_batch", "offload"), lambda value, task: settings()),
+    "sharding": _sharding,  # which writes these two as well
     "optimizer": _optimizer,
 }
-"""Each axis and its translation; the other axes are up to the training script."""
+"""The other axes are up to the training script."""
 
 
 def export_deepspeed(task: Recommended) -> Export:

@@ -7,7 +7,7 @@ from typing import Any
 
 from autofit.core.errors import AutofitError
 from autofit.estimate.saving import why_not_saved
-from autofit.export.document import Near, NeedsMore, Recommended, Task
+from autofit.export.document import Near, Recommended, Task
 from autofit.techniques import Job, complete
 from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.axes.precision import is_mixed
@@ -90,14 +90,6 @@ def nvme_notes(task: Task) -> list[str]:
     if task.config["offload"] != "nvme" or not by_deepspeed(task):
         return []
     return [Near("offload=nvme: the folder is yours to choose: set nvme_path in both places")]
-
-
-def ddp_notes(task: Task, trainer: str) -> list[str]:
-    """How `trainer`'s DDP differs from trials that lack its habits, where gradients are views of the buckets."""
-    if task.workload.trainer is not None:
-        return []
-    note = f"sharding=ddp: {trainer} holds gradients twice, in the parameters and in DDP's buckets; trials once"
-    return [NeedsMore(note) if task.config["method"] == "full" else Near(note)]
 
 
 def machine_notes(task: Task, *, otherwise: str) -> list[str]:

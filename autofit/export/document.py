@@ -80,13 +80,9 @@ class Recommended(Task):
 class Near(str):
     """A note on another implementation of the same technique: memory and speed are close to what was measured."""
 
-    __slots__ = ()
-
 
 class NeedsMore(str):
     """A note on what is known to need more memory than was measured."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +113,6 @@ def fidelity(config: Config, notes: Sequence[str]) -> dict[str, str]:
 
 class Code(str):
     """Python source that stands for a value: its repr is the source itself."""
-
-    __slots__ = ()
 
     def __repr__(self) -> str:
         return str(self)
@@ -189,6 +183,7 @@ def header(task: Recommended, *, needs: Sequence[str], launch: str, notes: Seque
     packages that read it."""
     recommendation, workload = task.recommendation, task.workload
     hardware = recommendation.hardware
+    unequal = [f"{axis} {word}" for axis, word in fidelity(task.config, notes).items() if word != "same"]
     rows = [
         ("Model", f"{workload.model}, loaded from {task.source}"),
         ("Workload", _workload(workload, task.config)),
@@ -201,18 +196,15 @@ def header(task: Recommended, *, needs: Sequence[str], launch: str, notes: Seque
         ("Stack", ", ".join(f"{k} {v}" for k, v in recommendation.stack.to_json().items() if v)),
         ("Needs", ", ".join(needs)),
         ("Launch", launch),
-        ("Fidelity", _fidelity(fidelity(task.config, notes))),
+        ("Fidelity", f"{', '.join(unequal)}; all else same" if unequal else "all same"),
         *(("Changes", change) for change in recommendation.changes_training),
         *(("Differs", note) for note in notes),
     ]
     lines = ["Written by autofit. Data, learning rate and schedule are yours; they do not change memory or speed."]
-    lines += [f"{name + ':':<10} {_printable(text)}" for name, text in rows]
-    return "".join(f"# {line}\n" for line in lines)
-
-
-def _fidelity(words: Mapping[str, str]) -> str:
-    unequal = [f"{axis} {word}" for axis, word in words.items() if word != "same"]
-    return f"{', '.join(unequal)}; all else same" if unequal else "all same"
+    lines += [f"{name + ':':<10} {text}" for name, text in rows]
+    # An untrusted name must not break out of the comment.
+    printable = ("".join(character if character.isprintable() else " " for character in line) for line in lines)
+    return "".join(f"# {line}\n" for line in printable)
 
 
 def _workload(workload: Workload, config: Config) -> str:
@@ -242,23 +234,11 @@ def _measurement(recommendation: Recommendation, rows: float) -> str:
     )
 
 
-def _printable(text: str) -> str:
-    """`text` on one line, so that an untrusted name cannot break out of the comment."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-CHOOSE = "CHOOSE"
-"""A word where a trainer expects a number, for what only the user can choose: the trainer refuses to start with it."""
-
-
-def yaml_file(
+def as_yaml(
     task: Recommended, merged: Settings, *, titles: Mapping[str, str], needs: Sequence[str], launch: str
 ) -> Export:
     """For a trainer that reads one flat YAML file: the header, then the keys of each section of `merged` below its
-    title.
-
-    Sections come in the order of `titles`; empty ones are left out.
-    """
+    title. Sections come in the order of `titles`; empty ones are left out."""
     parts = [header(task, needs=needs, launch=launch, notes=merged.notes)]
     for section, title in titles.items():
         if values := merged.sections.get(section):

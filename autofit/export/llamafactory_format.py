@@ -11,20 +11,7 @@ from collections.abc import Mapping
 from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import (
-    CHOOSE,
-    Emit,
-    Export,
-    Near,
-    NeedsMore,
-    Recommended,
-    Settings,
-    Task,
-    collect,
-    merge,
-    settings,
-    yaml_file,
-)
+from autofit.export.document import Emit, Export, Near, NeedsMore, Recommended, Settings, Task, as_yaml, merge, settings
 from autofit.techniques.adapters import alpha
 from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.axes.kernels import by_liger
@@ -159,7 +146,6 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": _sharding,
 }
-"""Each axis and its translation. A new technique is one new line here."""
 
 _TITLES = {
     "model": "Model",
@@ -171,28 +157,25 @@ _TITLES = {
 
 def export_llamafactory(task: Recommended) -> Export:
     """Every value is stated: checkpointing is on by default, and reentrant."""
-    merged = merge(
-        settings(
-            *ta.general_notes(
-                task, "LLaMA-Factory", machines="NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment"
-            ),
-            model={"model_name_or_path": task.source},
-            method={"stage": "sft", "do_train": True},
-            # It fills packed sequences up to one token more than this.
-            data={
-                "cutoff_len": task.workload.seq_len - task.packs,
-                "packing": task.packs,
-                "neat_packing": separates_sequences(task.config),
-            },
-            training={"learning_rate": CHOOSE, **ta.run(task)},
+    base = settings(
+        *ta.general_notes(
+            task, "LLaMA-Factory", machines="NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment"
         ),
-        ta.evaluation(task, "llamafactory"),
-        collect(TABLE, task),
+        model={"model_name_or_path": task.source},
+        method={"stage": "sft", "do_train": True},
+        # It fills packed sequences up to one token more than this.
+        data={
+            "cutoff_len": task.workload.seq_len - task.packs,
+            "packing": task.packs,
+            "neat_packing": separates_sequences(task.config),
+        },
+        training={"learning_rate": ta.CHOOSE, **ta.run(task)},
     )
+    merged = ta.translated(task, base, TABLE, trainer="llamafactory")
     needs = [f"llamafactory >= {LLAMAFACTORY.release}", *(["deepspeed"] if distributed.by_deepspeed(task) else [])]
     needs += ["transformers >= 5.2"] if task.config.get("batching") == "grouped" else []
     needs += ta.libraries(task.config)
-    return yaml_file(task, merged, titles=_TITLES, needs=needs, launch=_launch(task))
+    return as_yaml(task, merged, titles=_TITLES, needs=needs, launch=_launch(task))
 
 
 def _launch(task: Recommended) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -24,73 +23,58 @@ class Excerpt:
     """The definitions, each after the ones it needs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Module:
-    lines: list[str]
-    definitions: dict[str, ast.stmt] = field(default_factory=dict)
-    imports: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """For each name, the module it comes from and whether it names that module itself."""
-
-    def text(self, name: str) -> str:
-        node = self.definitions[name]
-        decorators = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(d.lineno for d in decorators)])
-        return "\n".join(self.lines[first - 1 : node.end_lineno])
-
-
 def excerpt(module: str, name: str) -> Excerpt:
     """The definition of `name` in `module`, with all module-level names that it refers to; no module is imported."""
-    imports: set[str] = set()
+    needed_imports: set[str] = set()
     blocks: list[str] = []
     visited: set[tuple[str, str]] = set()
 
     def take(module: str, name: str) -> None:
+        definitions, imports = _read(module)
         if (module, name) in visited:
             return
         visited.add((module, name))
-        source = _read(module)
-        if name in source.definitions:
-            for used in _names(source.definitions[name]):
+        if name in definitions:
+            source, used_names = definitions[name]
+            for used in used_names:
                 take(module, used)
-            blocks.append(_FOR_CHECKERS.sub("", source.text(name)))
-        elif name in source.imports:
-            origin, whole = source.imports[name]
+            blocks.append(source)
+        elif name in imports:
+            origin = imports[name].split()[1]
             if origin.partition(".")[0] == _PACKAGE:
                 take(origin, name)
             else:
-                imports.add(f"import {origin}" if whole else f"from {origin} import {name}")
+                needed_imports.add(imports[name])
 
     take(module, name)
     assert blocks, f"{module} does not define {name}"
-    return Excerpt(imports=tuple(sorted(imports)), code="\n\n\n".join(blocks) + "\n")
+    return Excerpt(imports=tuple(sorted(needed_imports)), code="\n\n\n".join(blocks) + "\n")
 
 
 @cache
-def _read(module: str) -> _Module:
+def _read(module: str) -> tuple[dict[str, tuple[str, list[str]]], dict[str, str]]:
+    """For each name that a module defines, the source and the names in it; for each that it imports, the statement."""
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     text = Path(spec.origin).read_text(encoding="utf-8")
-    source = _Module(lines=text.splitlines())
-    for node in _statements(ast.parse(text).body):
+    lines, body = text.splitlines(), ast.parse(text).body
+    definitions: dict[str, tuple[str, list[str]]] = {}
+    imports: dict[str, str] = {}
+    for_checkers = [inner for node in body if isinstance(node, ast.If) for inner in node.body]
+    for node in body + for_checkers:
         match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                source.definitions[name] = node
-            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
-                source.definitions[name] = node
-            case ast.Import():
-                source.imports.update({alias.name: (alias.name, True) for alias in node.names})
-            case ast.ImportFrom(module=str(origin)):
-                source.imports.update({alias.name: (origin, False) for alias in node.names})
-    return source
-
-
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements at module level, including those under an `if`, such as imports for type checkers."""
-    for node in body:
-        yield node
-        if isinstance(node, ast.If):
-            yield from node.body
-
-
-def _names(node: ast.AST) -> list[str]:
-    return sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)})
+            case ast.Import(names=names):
+                imports |= {alias.name: f"import {alias.name}" for alias in names}
+            case ast.ImportFrom(module=str(origin), names=names):
+                imports |= {alias.name: f"from {origin} import {alias.name}" for alias in names}
+            case (
+                ast.FunctionDef(name=name)
+                | ast.ClassDef(name=name)
+                | ast.Assign(targets=[ast.Name(id=name)])
+                | ast.AnnAssign(target=ast.Name(id=name))
+            ):
+                first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+                source = _FOR_CHECKERS.sub("", "\n".join(lines[first - 1 : node.end_lineno]))
+                used_names = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+                definitions[name] = source, sorted(used_names)
+    return definitions, imports

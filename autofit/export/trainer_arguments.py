@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 
 from autofit.core.lattice import Config, Value
 from autofit.export import distributed
-from autofit.export.document import Emit, Near, NeedsMore, Settings, Task, settings
+from autofit.export.document import Emit, Near, NeedsMore, Settings, Task, collect, merge, settings
 from autofit.techniques.adapters import alpha, attention_projections
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.axes.precision import product_format
-from autofit.techniques.habits import LogitsInEvaluation, has_habit, trained_format
+from autofit.techniques.habits import has_habit, trained_format
+from autofit.techniques.habits.habit import LogitsInEvaluation
 from autofit.techniques.habits.known_trainers import Trainer
 from autofit.techniques.selective import BUDGETS
 from autofit.techniques.technique import MAX_GRADIENT_NORM
@@ -36,6 +37,9 @@ WITHOUT: Mapping[tuple[str, Value], str] = {
     **{("checkpointing", value): "sets no budget of torch's, and nothing is recomputed" for value in BUDGETS},
 }
 """What trainers do that have no setting for an axis's value: it takes more memory."""
+
+CHOOSE = "CHOOSE"
+"""A word where a trainer expects a number, for what only the user can choose: the trainer refuses to start with it."""
 
 TORCH_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -104,17 +108,20 @@ def run(task: Task, *, clips: bool = True) -> dict[str, object]:
     }
 
 
-def evaluation(task: Task, trainer: str, key: str = "per_device_eval_batch_size") -> Settings:
-    """How many sequences to evaluate at a time, under the key of this trainer. It is the workload's number. Where
-    training alone counted, it is the micro-batch, because evaluation takes less memory than training on it."""
-    size = task.workload.eval_batch or task.config.get("micro_batch")
-    if task.workload.eval_batch or not has_habit(LogitsInEvaluation, task.config, trainer):
-        return settings(training={} if size is None else {key: size})
-    note = (
-        f"evaluation: {trainer} makes all logits in evaluation, but not in training: one sequence at a time was not "
-        f"measured (`--for {trainer} --eval-batch 1` does)"
-    )
-    return settings(Near(note), training={key: 1})
+def translated(
+    task: Task, base: Settings, table: Mapping[str, Emit], *, trainer: str, eval_key: str = "per_device_eval_batch_size"
+) -> Settings:
+    """`base`, with the settings of every axis of `table` and, under the trainer's `eval_key`, how many sequences to
+    evaluate at a time. That is the workload's number. Where training alone counted, it is the micro-batch, because
+    evaluation takes less memory than training on it."""
+    size, notes = task.workload.eval_batch or task.config.get("micro_batch"), []
+    if not task.workload.eval_batch and has_habit(LogitsInEvaluation, task.config, trainer):
+        size = 1
+        makes = f"{trainer} makes all logits in evaluation, but not in training"
+        remedy = f"(`--for {trainer} --eval-batch 1` does)"
+        notes.append(Near(f"evaluation: {makes}: one sequence at a time was not measured {remedy}"))
+    evaluation = settings(*notes, training={} if size is None else {eval_key: size})
+    return merge(base, evaluation, collect(table, task))
 
 
 def batch(value: Value, task: Task) -> Settings:
@@ -244,7 +251,10 @@ def sharding(
         return settings(*distributed.fsdp_notes(task, narrow_sums=trainer is not None), training=fsdp(task))
     if value != "ddp":
         return settings()
-    notes = [] if trainer is None else distributed.ddp_notes(task, trainer)
+    notes = []
+    if trainer is not None and task.workload.trainer is None:
+        note = f"sharding=ddp: {trainer} holds gradients twice, in the parameters and in DDP's buckets; trials once"
+        notes.append(NeedsMore(note) if task.config["method"] == "full" else Near(note))
     # Otherwise Trainer searches for parameters without a gradient at every step.
     return settings(*notes, training={"ddp_find_unused_parameters": False})
 

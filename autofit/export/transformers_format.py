@@ -8,7 +8,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import FIRST_GPU, by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
-from autofit.export.document import Code, Emit, Export, Recommended, Settings, Task, collect, header, merge, settings
+from autofit.export.document import Code, Emit, Export, Recommended, Settings, Task, header, merge, settings
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, UPDATE_IN_BACKWARD, script
 from autofit.techniques.adapters import alpha
@@ -199,7 +199,6 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": _sharding,
 }
-"""Each axis and its translation. A new technique is one new line here."""
 
 
 def export_transformers(task: Recommended) -> Export:
@@ -207,7 +206,7 @@ def export_transformers(task: Recommended) -> Export:
     machines = machine_notes(task, otherwise="torchrun's --nnodes, --nproc-per-node, --node-rank and --master-addr")
     clips = not updates_in_backward(task.config)
     run = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task, clips=clips)})
-    merged = merge(run, ta.evaluation(task, "transformers"), collect(TABLE, task))
+    merged = ta.translated(task, run, TABLE, trainer="transformers")
     top = header(task, needs=_needs(task), launch=_launch(task), notes=merged.notes)
     return Export(text=top + script(merged, task), notes=merged.notes)
 

@@ -81,19 +81,13 @@ def load_model():
 
 
 def make_trainer(train_dataset):
-    """A Trainer for items of `input_ids` and `labels`: SEQ_LEN tokens each, none of them padding."""
+    """A Trainer for ITEMS."""
     if training_args.learning_rate is None:
         raise SystemExit("the learning rate is yours to choose: set LEARNING_RATE in this script")
     TRAINER
 '''
-"""LOAD stands for loading the model and applying the method and techniques to it; TRAINER for creating the trainer."""
-
-_ITEMS = "items of `input_ids` and `labels`: SEQ_LEN tokens each, none of them padding"
-"""The words of `FUNCTIONS` for full sequences. `_ITEMS_OF` has those that take their place, by collator."""
-_ITEMS_OF = {
-    "padded": "items of `input_ids` and `labels`: at most SEQ_LEN tokens each",
-    "apart": "rows, each a list of the token ids of sequences that have at most SEQ_LEN tokens together",
-}
+"""LOAD stands for loading the model and applying the method and techniques to it; ITEMS for what the trainer takes;
+TRAINER for creating it."""
 
 MAIN = """\
 if __name__ == "__main__":
@@ -134,8 +128,16 @@ if __name__ == "__main__":
 """
 """`APART` and `MAIN_APART` are for sequences that share rows and are kept apart. ONE_ROW says whether a micro-batch
 becomes one row."""
-COLLATORS = {"padded": (PADDING, MAIN_PADDED), "apart": (APART, MAIN_APART), "": ("", MAIN)}
-"""By collator: its code, and what the script does when run."""
+COLLATORS = {
+    "padded": (PADDING, MAIN_PADDED, "items of `input_ids` and `labels`: at most SEQ_LEN tokens each"),
+    "apart": (
+        APART,
+        MAIN_APART,
+        "rows, each a list of the token ids of sequences that have at most SEQ_LEN tokens together",
+    ),
+    "": ("", MAIN, "items of `input_ids` and `labels`: SEQ_LEN tokens each, none of them padding"),
+}
+"""By collator: its code, what the script does when run, and what the trainer takes."""
 
 
 def _collator(task: Recommended) -> str:
@@ -152,7 +154,7 @@ def script(merged: Settings, task: Recommended) -> str:
         "LEARNING_RATE = None  # yours to choose: it changes neither memory nor speed\n"
     ) + "".join(f"{name} = {value}\n" for name, value in merged.sections.get("constants", {}).items())
     code = [str(block).strip("\n") + "\n" for block in merged.sections.get("code", {}).values()]
-    collate, main = COLLATORS[_collator(task)]
+    collate, main, _ = COLLATORS[_collator(task)]
     collate = collate.replace("ONE_ROW", str(task.config.get("attention") == "flash"))
     parts = [_imports(merged, task), constants, *code, _definitions(merged), *([collate] if collate else [])]
     return "\n\n".join([*parts, _functions(merged, task), main])
@@ -242,7 +244,7 @@ def _functions(merged: Settings, task: Recommended) -> str:
         ]
     load = LOAD_TEXT_PART if ta.is_part(task) else LOAD
     collator = _collator(task)
-    functions = FUNCTIONS.replace(_ITEMS, _ITEMS_OF.get(collator, _ITEMS))
+    functions = FUNCTIONS.replace("ITEMS", COLLATORS[collator][2])
     trainer = _trainer(merged, collator)
     return functions.replace("    LOAD\n", load + _indented(lines)).replace("    TRAINER\n", _indented(trainer))
 

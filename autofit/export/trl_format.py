@@ -8,20 +8,7 @@ from functools import partial
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import allocator, by_deepspeed, by_fsdp, threads
-from autofit.export.document import (
-    CHOOSE,
-    Emit,
-    Export,
-    Near,
-    NeedsMore,
-    Recommended,
-    Settings,
-    Task,
-    collect,
-    merge,
-    settings,
-    yaml_file,
-)
+from autofit.export.document import Emit, Export, Near, NeedsMore, Recommended, Settings, Task, as_yaml, merge, settings
 from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.selective import keeps_results
 
@@ -130,7 +117,6 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": _sharding,
 }
-"""Each axis and its translation. A new technique is one new line here."""
 
 _TITLES = {
     "environment": "",
@@ -144,19 +130,16 @@ def export_trl(task: Recommended) -> Export:
     """Every value is stated explicitly: `SFTConfig()` turns checkpointing and bf16 on by default."""
     workload = task.workload
     environment = allocator(task)
-    merged = merge(
-        settings(
-            *ta.general_notes(task, "trl", machines="--num_machines, --machine_rank and --main_process_ip"),
-            environment={"env": environment} if environment else {},
-            model={"model_name_or_path": task.source},
-            data={"max_length": workload.seq_len, "packing": task.packs},
-            training={"learning_rate": CHOOSE, **ta.run(task)},
-        ),
-        ta.evaluation(task, "trl"),
-        collect(TABLE, task),
+    base = settings(
+        *ta.general_notes(task, "trl", machines="--num_machines, --machine_rank and --main_process_ip"),
+        environment={"env": environment} if environment else {},
+        model={"model_name_or_path": task.source},
+        data={"max_length": workload.seq_len, "packing": task.packs},
+        training={"learning_rate": ta.CHOOSE, **ta.run(task)},
     )
+    merged = ta.translated(task, base, TABLE, trainer="trl")
     processes = f"--num_processes {workload.devices}{' --use_deepspeed' if by_deepspeed(task) else ''}"
-    return yaml_file(
+    return as_yaml(
         task,
         merged,
         titles=_TITLES,

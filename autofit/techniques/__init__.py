@@ -22,12 +22,15 @@ from autofit.techniques.axes.method import Method, Rank, Targets
 from autofit.techniques.axes.micro_batch import MicroBatch
 from autofit.techniques.axes.mlp import Mlp
 from autofit.techniques.axes.optimizer import Optimizer
-from autofit.techniques.axes.precision import Precision, mixed_precision
-from autofit.techniques.axes.sharding import Offload, Sharding, needs_process_group
+from autofit.techniques.axes.precision import Precision
+from autofit.techniques.axes.precision import mixed_precision as mixed_precision
+from autofit.techniques.axes.sharding import Offload, Sharding
+from autofit.techniques.axes.sharding import needs_process_group as needs_process_group
 from autofit.techniques.axes.update import Update
-from autofit.techniques.job import Job
+from autofit.techniques.job import Job as Job
 from autofit.techniques.selective import budget
-from autofit.techniques.technique import Part, Technique
+from autofit.techniques.technique import Part as Part
+from autofit.techniques.technique import Technique
 from autofit.techniques.trainer_names import not_a_value, not_an_axis
 
 TECHNIQUES: tuple[Technique, ...] = (
@@ -193,24 +196,3 @@ def changes(config: Config, goal: Goal | None = None) -> tuple[str, ...]:
             affected = "the training itself" if effect is Effect.TRAINING else "numerical precision"
             sentences.append(f"{name}={config[name]} instead of {technique.plain(goal)} changes {affected}")
     return tuple(sentences)
-
-
-__all__ = [
-    "AXES",
-    "AXIS",
-    "TECHNIQUES",
-    "Job",
-    "Part",
-    "affecting",
-    "changes",
-    "complete",
-    "family",
-    "holds",
-    "mixed_precision",
-    "most_effect",
-    "needs_process_group",
-    "only_slower",
-    "parse",
-    "recipe",
-    "unsupported",
-]

@@ -58,9 +58,11 @@ def deepspeed_settings(config: Config, job: Job, *, folder: str | None = None) -
             "stage3_max_live_parameters": live,
             "stage3_max_reuse_distance": live,
         }
-    zero |= _offload(config, job, folder)
     if config["offload"] == "nvme":
-        zero |= _in_files(job, zero["offload_param"])
+        zero |= _in_files(job, folder)
+    elif config["offload"] != "none":
+        target = {"device": "cpu", "pin_memory": job.hardware.kind != "cpu"}
+        zero |= {"offload_optimizer": target} | ({"offload_param": target} if config["offload"] == "params" else {})
     return {
         "train_micro_batch_size_per_gpu": config.number("micro_batch"),
         "gradient_accumulation_steps": job.workload.batch_per_device // config.number("micro_batch"),
@@ -71,19 +73,8 @@ def deepspeed_settings(config: Config, job: Job, *, folder: str | None = None) -
     }
 
 
-def _offload(config: Config, job: Job, folder: str | None) -> dict[str, Any]:
-    value = config.text("offload")
-    if value == "none":
-        return {}
-    target: dict[str, Any] = {"device": "cpu", "pin_memory": job.hardware.kind != "cpu"}
-    if value == "nvme":
-        target |= {"device": "nvme", "nvme_path": folder}
-    optimizer = {**target, "buffer_count": OPTIMIZER_BUFFERS} if value == "nvme" else target
-    return {"offload_optimizer": optimizer} | ({} if value == "optimizer" else {"offload_param": target})
-
-
-def _in_files(job: Job, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Sizes that depend on the model. DeepSpeed's defaults are fixed: with those, a parameter of more than 1e8
+def _in_files(job: Job, folder: str | None) -> dict[str, Any]:
+    """Sizes depend on the model. DeepSpeed's defaults are fixed: with those, a parameter of more than 1e8
     elements would not fit in a buffer, and the states of up to 1e9 parameters would be buffered at once. A parameter
     kept for reuse would hold on to its buffer, of which there are few.
 
@@ -92,13 +83,19 @@ def _in_files(job: Job, parameters: dict[str, Any]) -> dict[str, Any]:
     """
     model = shape(job.model)
     is_single_cpu = job.hardware.kind == "cpu" and job.workload.devices == 1
+    target = {"device": "nvme", "pin_memory": job.hardware.kind != "cpu", "nvme_path": folder}
     offload_param = {
-        **parameters,
+        **target,
         "buffer_count": PARAMETER_BUFFERS,
         "buffer_size": -(-largest_parameter(model) // job.workload.devices),
         "max_in_cpu": max(10**9, model.parameters) if is_single_cpu else 10**9,
     }
-    return {"sub_group_size": GROUP, "stage3_max_reuse_distance": 0, "offload_param": offload_param}
+    return {
+        "offload_optimizer": {**target, "buffer_count": OPTIMIZER_BUFFERS},
+        "offload_param": offload_param,
+        "sub_group_size": GROUP,
+        "stage3_max_reuse_distance": 0,
+    }
 
 
 def locked_elements(job: Job) -> tuple[int, int]:

@@ -64,7 +64,9 @@ def read_sharding(keys: Keys, where: Where, *, devices: int | None = None, confi
         options = _fsdp_options(keys, where)
         if "1" in {str(options.get("version")), str(keys.value("fsdp_version") if config_is_enough else None)}:
             keys.count_not("fsdp_version: 1", "unknown", "FSDP's first version; the second stands for it")
-        library, value, offload = "fsdp", _fsdp(keys, options), _fsdp_offload(keys, options)
+        switches = (_is_true(options.get(name)) for name in ("offload_params", "cpu_offload"))
+        offload = "params" if "offload" in _words(keys) or any(switches) else "none"
+        library, value = "fsdp", _fsdp(keys, options)
     else:
         if ranks is None:
             keys.assume("one GPU trains: say otherwise with --devices")
@@ -175,13 +177,6 @@ def _words(keys: Keys) -> list[str]:
     """The words of `fsdp`, which is a text or a list."""
     value = keys.value("fsdp")
     return value.split() if isinstance(value, str) else value if isinstance(value, list) else []
-
-
-def _fsdp_offload(keys: Keys, options: Mapping[str, Any]) -> str:
-    offloads = "offload" in _words(keys) or any(
-        _is_true(options.get(name)) for name in ("offload_params", "cpu_offload")
-    )
-    return "params" if offloads else "none"
 
 
 def _is_true(value: object) -> bool:

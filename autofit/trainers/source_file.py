@@ -7,6 +7,7 @@ import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +168,10 @@ def _added(text: str, mapping: yaml.MappingNode, name: str, value: Any, last_key
 def _nearest(mapping: yaml.MappingNode, name: str) -> tuple[yaml.Node, yaml.Node] | None:
     """The last of the entries whose names begin with most of the same words; None where none shares the first."""
     words = name.split("_")
-    shared_words = {key.value: _in_common(str(key.value).split("_"), words) for key, _ in mapping.value}
-    most = max(shared_words.values())
-    return _entry(mapping, [key for key, count in shared_words.items() if count == most][-1]) if most else None
-
-
-def _in_common(words: list[str], other_words: list[str]) -> int:
-    pairs = list(zip(words, other_words, strict=False))
-    return next((at for at, (left, right) in enumerate(pairs) if left != right), len(pairs))
+    pairs = {key.value: zip(str(key.value).split("_"), words, strict=False) for key, _ in mapping.value}
+    counts = {key: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs[key])) for key in pairs}
+    most = max(counts.values())
+    return _entry(mapping, [key for key, count in counts.items() if count == most][-1]) if most else None
 
 
 def _without(text: str, root: yaml.MappingNode, path: KeyPath) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -143,15 +144,11 @@ def recognised(values: Mapping[str, Any]) -> TrainerFiles:
             f"no trainer's file has the keys {first_names}: looked for base_model (axolotl), model_name_or_path "
             "(LLaMA-Factory, trl) and per_device_train_batch_size (TrainingArguments); --trainer names the trainer"
         )
-    counts = {t.name: len(values.keys() & _unshared_keys(t)) for t in with_model}
+    listed = Counter(key for name in READERS for key in known_keys(name).all)
+    own_keys = {t.name: {t.model_key} | {key for key in known_keys(t.name).all if listed[key] == 1} for t in with_model}
+    counts = {name: len(values.keys() & keys) for name, keys in own_keys.items()}
     best = max(counts.values())
     candidates = [name for name, count in counts.items() if count == best]
     if len(candidates) > 1:
         raise UsageError(f"this may be a file of {' or '.join(candidates)}: say which with --trainer")
     return READERS[candidates[0]]
-
-
-def _unshared_keys(trainer: TrainerFiles) -> frozenset[str]:
-    """The keys that no other trainer has."""
-    other_keys = [known_keys(name).all for name in READERS if name != trainer.name]
-    return known_keys(trainer.name).all - frozenset[str]().union(*other_keys) | {trainer.model_key or ""}

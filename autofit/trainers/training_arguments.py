@@ -263,10 +263,6 @@ def read(keys: Keys, where: Where) -> Run:
     )
 
 
-def _precision(value: Value, task: Task) -> Settings:
-    return settings(training=ta.precision(task))
-
-
 def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs = ta.checkpointing(value)
     on: dict[str, object] = {} if kwargs is None else {"gradient_checkpointing_kwargs": kwargs}
@@ -274,7 +270,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 TABLE: Mapping[str, Emit] = {
-    "precision": _precision,
+    "precision": lambda value, task: settings(training=ta.precision(task)),
     "micro_batch": ta.batch,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from autofit.catalog.models import architecture
 from autofit.catalog.quiet import errors_only
@@ -24,9 +25,6 @@ from autofit.training.prerequisites import native_ops, nvme
 from autofit.training.rows import Rows
 from autofit.training.step import TrainingStep
 from autofit.training.weights import materialise
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def make_plan(config: Config, job: Job, device: torch.device) -> BuildPlan:
@@ -57,7 +55,7 @@ def make_skeleton(plan: BuildPlan, layers: Sequence[int] | None = None) -> nn.Mo
         keep_layers(skeleton, layers)
     for part in plan.parts:
         skeleton = part.on_skeleton(plan, skeleton)
-    return cast("nn.Module", skeleton)
+    return cast(nn.Module, skeleton)
 
 
 def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[int] | None = None) -> TrainingStep:
@@ -70,7 +68,8 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     whatever torch raises when memory runs out.
     """
     native_ops.require(config)
-    native_ops.load(config)
+    for operation in native_ops.operations_of(config):
+        native_ops.load(operation)
     plan = make_plan(config, job, device)
     # Set for the whole process. Without TORCH_ALLOW_TF32_CUBLAS_OVERRIDE, which some images set, it is "highest".
     torch.set_float32_matmul_precision("high" if in_tf32(config) else "highest")

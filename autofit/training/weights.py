@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import Any, Protocol
+from unittest.mock import patch
 from weakref import WeakValueDictionary
 
 import torch
@@ -37,52 +38,39 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
     layers are quantised one at a time. With a `sharder`, a decoder layer is sharded as soon as it has its values, and
     everything outside the layers when the engine is made. The values are drawn in the same order either way.
     """
+    from transformers import PreTrainedModel
+
     causal_lm = adapters.unwrap(model)
     causal_lm.tie_weights()
     layers = set(decoder_layers(model)) if sharder is not None else set()
     created: Created = WeakValueDictionary()
     pool = torch.cuda.MemPool() if device.type == "cuda" and any(map(_is_four_bit, model.modules())) else None
 
-    def quantise(layer: Any) -> None:
-        if layer.bias is not None:
-            layer.bias = nn.Parameter(torch.zeros_like(layer.bias, device=device), requires_grad=False)
-        # transformers' default initializer_range
-        quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=0.02, pool=pool)
-
-    def initialise(original: Callable[[nn.Module], None], module: nn.Module) -> None:
+    def initialise(original: Callable[[nn.Module], None], module: Any) -> None:
         if _is_four_bit(module):
-            quantise(module)
+            if module.bias is not None:
+                module.bias = nn.Parameter(torch.zeros_like(module.bias, device=device), requires_grad=False)
+            # transformers' default initializer_range
+            quantisation.materialise(module, device=device, dtype=module.compute_dtype, std=0.02, pool=pool)
         else:
             _allocate(module, device, created)
             original(module)
         if sharder is not None and module in layers:
             sharder.shard(module)
 
-    with _in_place_of_initialisation(causal_lm, initialise):
+    with ExitStack() as stack:
+        for part in causal_lm.modules():
+            if isinstance(part, PreTrainedModel):  # which calls this for each module, after its submodules
+                in_its_place = partial(initialise, part._init_weights)
+                stack.enter_context(patch.object(part, "_init_weights", in_its_place))
         causal_lm.initialize_weights()
     for module in model.modules():
         _allocate(module, device, created)
-    _check_buffers(model)
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and buffer.isnan().any():  # wrong values would train another model
+            raise UsageError(f"{type(causal_lm).__name__} has a constant that transformers does not restore: {name}")
     if causal_lm is not model:
         adapters.initialise(model, (lambda modules: nullcontext()) if sharder is None else sharder.whole)
-
-
-@contextmanager
-def _in_place_of_initialisation(
-    causal_lm: nn.Module, initialise: Callable[[Callable[[nn.Module], None], nn.Module], None]
-) -> Iterator[None]:
-    """Make transformers call `initialise(original, module)` where it would call `original(module)`: for each module,
-    after its submodules."""
-    from transformers import PreTrainedModel
-
-    models = [module for module in causal_lm.modules() if isinstance(module, PreTrainedModel)]
-    for model in models:
-        model._init_weights = partial(initialise, model._init_weights)
-    try:
-        yield
-    finally:
-        for model in models:
-            del model._init_weights
 
 
 def _is_four_bit(module: Any) -> bool:
@@ -103,12 +91,3 @@ def _allocate(module: nn.Module, device: torch.device, created: Created) -> None
             storage = torch.empty_like(buffer, device=device)
             # NaN after initialisation means never initialised.
             module._buffers[name] = storage.fill_(math.nan) if buffer.is_floating_point() else storage
-
-
-def _check_buffers(model: nn.Module) -> None:
-    """Raise `UsageError` for constants that transformers does not restore: wrong values would train another model."""
-    for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and not (~buffer.isnan()).all():
-            raise UsageError(
-                f"{type(adapters.unwrap(model)).__name__} has a constant that transformers does not restore: {name}"
-            )

@@ -13,7 +13,8 @@ from autofit.techniques import Job, needs_process_group
 from autofit.techniques.axes.precision import is_mixed, product_format
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
-from autofit.techniques.habits import holds_gradients_twice
+from autofit.techniques.habits import has_habit
+from autofit.techniques.habits.habit import GradientsBesideBuckets
 from autofit.techniques.selective import interval
 
 
@@ -23,7 +24,7 @@ def library(config: Config, job: Job) -> Library | None:
         return None
     ranks, sharding, offload = job.workload.devices, config.text("sharding"), config.text("offload")
     if sharding == "ddp":
-        return Ddp(ranks=ranks, views=not holds_gradients_twice(config, job))
+        return Ddp(ranks=ranks, views=not has_habit(GradientsBesideBuckets, config, job.workload.trainer))
     if not uses_deepspeed(config):
         return Fsdp(
             ranks=ranks,

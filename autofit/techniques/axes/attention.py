@@ -19,8 +19,7 @@ IMPLEMENTATIONS = {"sdpa": "sdpa", "efficient": "repeated_keys", "flash": "flash
 
 
 class Attention(Technique):
-    """`sdpa`: torch's choice of kernel. `efficient`: the same with keys and values repeated for the heads that share
-    them, for which torch has more kernels. `flash`: the flash-attn package. `eager`: scores materialised."""
+    """The kernel. With keys and values repeated for the heads that share them, torch has more of them (`efficient`)."""
 
     axis = Axis(
         name="attention",

@@ -52,10 +52,8 @@ def separates_sequences(config: Config) -> bool:
 
 
 class Batching(Technique):
-    """`padded`: drawn at random and padded to the longest of the micro-batch. `grouped`: the same with those of about
-    the same length. `packed`: whole sequences one after the other in rows of `seq_len` tokens, each of which the
-    model takes for one sequence. `padding-free`: the same rows with the sequences kept apart, each computed as it is
-    when padded: positions restart, none attends to another, and what is first in one is no target of another's."""
+    """A row of `packed` is one sequence to the model. In one of `padding-free` each sequence is computed as it is when
+    padded: positions restart, none attends to another, and what is first in one is no target of another's."""
 
     axis = Axis(
         name="batching",

@@ -11,26 +11,16 @@ from autofit.core.lattice import Axis, Config, chain, closure
 from autofit.techniques.axes.attention import keeps_scores
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.job import Job
-from autofit.techniques.selective import (
-    BUDGETS,
-    SAVE_ATTENTION,
-    SELECTIVE,
-    interval,
-    keeps_results,
-    selective_contexts,
-)
+from autofit.techniques.selective import BUDGETS, SAVE_ATTENTION, SELECTIVE, interval, keeps_results, selective_contexts
 from autofit.techniques.technique import BuildPlan, Part, Technique
 
 
 class Checkpointing(Technique):
     """Decoder layers whose activations are recomputed (Chen et al. 2016), through transformers' own layer hook.
 
-    `full`: every layer. `every-N`: every N-th layer. `save-attention`: every layer, but attention's output is kept.
-    `selective`: so is that of every second product with a weight. `offload`: every layer, with its saved input in
-    pinned host memory.
-    `none`: no recomputation, but for what torch.compile recomputes by itself. `budget-N`: at most about N % of what a
-    compiled layer would then keep; torch chooses what, so that the fewest operations run again (`within_budget`). It
-    counts those of products and of its own attention kernels; 4-bit products and those of experts count as nothing.
+    `none` leaves to torch.compile what it recomputes by itself. Within a budget torch chooses what a compiled layer
+    keeps, so that the fewest operations run again (`within_budget`). It counts those of products and of its own
+    attention kernels; 4-bit products and those of experts count as nothing.
     """
 
     axis = Axis(

@@ -22,10 +22,8 @@ torch's own limit of 8 the others would run uncompiled, and only a warning would
 
 class Compilation(Technique):
     """Fusion of elementwise operations within each decoder layer. All layers of a kind run the same code, so that one
-    is compiled in place of all. That takes 5 to 25 s on processors (docs/results.md) and was not timed on a card, where
-    a whole decoder took two minutes; a trial reports the seconds beside the speed. Nothing outside the layers is
-    compiled: there transformers would build a mask (find_packed_sequence_indices in masking_utils.py), with which torch
-    has no flash kernel.
+    is compiled in place of all. Nothing outside the layers is compiled: there transformers would build a mask
+    (find_packed_sequence_indices in masking_utils.py), with which torch has no flash kernel.
 
     Where a library gathers parameters in module hooks, these split a layer's graph: in ZeRO stage 3 into pieces, with
     no part of a checkpointed layer compiled. All of them train as they do without it; whether it pays off, a trial

@@ -23,9 +23,7 @@ def by_liger(config: Config) -> bool:
 
 
 class Kernels(Technique):
-    """`torch`: the operations of transformers' code, one after the other. `liger`: one kernel of Liger's for each norm,
-    rotary embedding and gate of an MLP, which keeps less for the backward pass (Hsu et al. 2024). The loss has an axis
-    of its own."""
+    """A kernel of Liger's keeps less for the backward pass (Hsu et al. 2024). The loss has an axis of its own."""
 
     axis = Axis(
         name="kernels",

@@ -29,8 +29,7 @@ def chunks_are_one(config: Config, job: Job) -> bool:
 
 
 class Loss(Technique):
-    """`full`: all logits at once, as in transformers. `chunked`: a few rows at a time, where that needs less memory.
-    `fused`: Liger's kernel."""
+    """`chunked` takes all logits at once, too, where chunks would need more memory."""
 
     axis = Axis(
         name="loss",

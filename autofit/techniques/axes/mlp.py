@@ -49,8 +49,7 @@ def why_whole(config: Config, model: Model, *, seq_len: int, lora_dropout: float
 
 
 class Mlp(Technique):
-    """`whole`: all tokens of a micro-batch together. `tiled`: one part of the sequence after the other, each computed
-    again in the backward pass, so that what lies between the MLP's products exists for one part only."""
+    """A tile is computed again in the backward pass: what lies between the MLP's products exists for one tile only."""
 
     axis = Axis(
         name="mlp",

@@ -29,30 +29,26 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _torch(name: str, **options: bool) -> Make:
-    def make(module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def make(module: nn.Module, parameters: list[nn.Parameter]) -> Any:
         import torch
 
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, lr=LEARNING_RATE, **options)
-        return optimizer
+        return getattr(torch.optim, name)(parameters, lr=LEARNING_RATE, **options)
 
     return make
 
 
-def _adafactor(module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _adafactor(module: nn.Module, parameters: list[nn.Parameter]) -> Any:
     from transformers.optimization import Adafactor
 
     # The values that transformers' Trainer sets for optim="adafactor".
-    optimizer: torch.optim.Optimizer = Adafactor(
-        parameters, lr=LEARNING_RATE, scale_parameter=False, relative_step=False
-    )
-    return optimizer
+    return Adafactor(parameters, lr=LEARNING_RATE, scale_parameter=False, relative_step=False)
 
 
 def _bitsandbytes(name: str) -> Make:
-    def make(module: nn.Module, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def make(module: nn.Module, parameters: list[nn.Parameter]) -> Any:
         import bitsandbytes as bnb
 
-        optimizer: torch.optim.Optimizer = getattr(bnb.optim, name)(parameters, lr=LEARNING_RATE)
+        optimizer = getattr(bnb.optim, name)(parameters, lr=LEARNING_RATE)
         set_overrides(optimizer, module)
         return optimizer
 

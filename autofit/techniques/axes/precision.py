@@ -40,7 +40,8 @@ class Precision(Technique):
         value = config.text("precision")
         if value in ("bf16", "bf16-mixed") and not has_bf16(job.hardware):
             return f"precision={value} is only emulated on {job.hardware.name}: use fp16-mixed"
-        if value == "tf32" and not has_tf32(job.hardware):
+        has_tf32 = job.hardware.is_nvidia and (compute_capability(job.hardware.capability) or 8.0) >= 8.0
+        if value == "tf32" and not has_tf32:
             return f"precision=tf32 needs an NVIDIA GPU of compute capability 8.0 or higher, not {job.hardware.name}"
         return None
 
@@ -68,10 +69,6 @@ def product_format(config: Config) -> str:
 def in_tf32(config: Config) -> bool:
     """Whether products of fp32 matrices round these to TF32."""
     return config["precision"] == "tf32"
-
-
-def has_tf32(hardware: Hardware) -> bool:
-    return hardware.is_nvidia and (compute_capability(hardware.capability) or 8.0) >= 8.0
 
 
 def has_bf16(hardware: Hardware | Card) -> bool:

@@ -25,9 +25,7 @@ SHARDINGS_OF_OFFLOAD = {
 
 
 class Offload(Technique):
-    """`none`: everything stays on the device. `optimizer`: states and update on the host (ZeRO-Offload, Ren et al.
-    2021). `params`: parameters there too, fetched layer by layer. `nvme`: both in files (ZeRO-Infinity, Rajbhandari et
-    al. 2021)."""
+    """ZeRO-Offload (Ren et al. 2021) keeps states on the host, ZeRO-Infinity (Rajbhandari et al. 2021) in files."""
 
     axis = Axis(
         name="offload",
@@ -69,9 +67,7 @@ class Offload(Technique):
 
 
 class Sharding(Technique):
-    """`none`: one device. `ddp`: everything on every device, gradients summed. `zero1`, `zero2`, `zero3` (DeepSpeed;
-    Rajbhandari et al. 2020): states are sharded, then gradients too, then parameters too. `fsdp`: all three sharded by
-    torch's `fully_shard`; `fsdp-no-reshard` keeps gathered parameters from the forward pass to the backward pass."""
+    """DeepSpeed's ZeRO (Rajbhandari et al. 2020), torch's `fully_shard` or DistributedDataParallel."""
 
     axis = Axis(
         name="sharding",

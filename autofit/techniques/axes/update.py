@@ -15,9 +15,7 @@ def updates_in_backward(config: Config) -> bool:
 
 
 class Update(Technique):
-    """`after-backward`: all weights at once, when all gradients are there. `in-backward`: each within the backward
-    pass, as soon as its gradient is there, which is then freed (Lv et al. 2023). Another training: gradients cannot be
-    clipped by the norm of all of them, and are not."""
+    """`in-backward` (Lv et al. 2023) is another training: gradients cannot be clipped by the norm of all of them."""
 
     axis = Axis(
         name="update",

@@ -7,16 +7,9 @@ from autofit.techniques.axes.batching import packs
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
 from autofit.techniques.axes.optimizer import kind_of
 from autofit.techniques.axes.precision import is_mixed
-from autofit.techniques.habits.habit import (
-    GradientsBesideBuckets,
-    Habit,
-    LogitsInEvaluation,
-    TiledLoss,
-    UnderAutocast,
-    UpcastBeside4Bit,
-    WeightFormat,
-)
-from autofit.techniques.habits.known_trainers import TRAINERS, trainer_by_name
+from autofit.techniques.habits.habit import Habit, TiledLoss, UnderAutocast, UpcastBeside4Bit, WeightFormat
+from autofit.techniques.habits.known_trainers import TRAINERS as TRAINERS
+from autofit.techniques.habits.known_trainers import trainer_by_name as trainer_by_name
 from autofit.techniques.job import Job
 
 
@@ -45,11 +38,6 @@ def widens_attention(config: Config, job: Job) -> bool:
     autocast."""
     widened = has_habit(UpcastBeside4Bit, config, job.workload.trainer)
     return widened and not is_mixed(config) and not is_under_autocast(config, job)
-
-
-def holds_gradients_twice(config: Config, job: Job) -> bool:
-    """Whether the workload's trainer has DDP's buckets beside the gradients."""
-    return has_habit(GradientsBesideBuckets, config, job.workload.trainer)
 
 
 def masks_padding(config: Config, job: Job) -> bool:
@@ -91,20 +79,3 @@ def unsupported(config: Config, job: Job) -> str | None:
         value, partner = ("kernels=liger", "loss=fused") if by_liger(config) else ("loss=fused", "kernels=liger")
         return f"{value} without {partner} is not possible with {trainer.name}, which has one switch for both"
     return trainer.unsupported(config)
-
-
-__all__ = [
-    "TRAINERS",
-    "LogitsInEvaluation",
-    "habits",
-    "has_habit",
-    "holds_gradients_twice",
-    "is_under_autocast",
-    "masks_padding",
-    "of_formats",
-    "replaces_loss",
-    "trained_format",
-    "trainer_by_name",
-    "unsupported",
-    "widens_attention",
-]

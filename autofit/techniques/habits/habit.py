@@ -50,7 +50,6 @@ class InputGradients(Habit):
     """
 
     def __init__(self, *methods: str, always: bool = False) -> None:
-        """A habit with configs of these methods."""
         self._methods, self._always = methods, always
 
     def applies(self, config: Config) -> bool:
@@ -136,7 +135,6 @@ class AdaptersInFp32(WeightFormat):
     trained, precisions = "float32", ("bf16",)
 
     def __init__(self, *methods: str) -> None:
-        """A habit with configs of these methods."""
         self.methods = methods
 
 

@@ -7,16 +7,13 @@ section 3.2), written in plain torch operations.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from autofit.techniques.losses.chunks import chunk_rows, chunks_save
-from autofit.techniques.technique import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from autofit.techniques.technique import Head
+from autofit.techniques.technique import IGNORE_INDEX, Head
 
 STRIPE = 16_384
 """Rows of the head's gradient that are widened at a time, where the sum has a wider dtype than its terms."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +12,6 @@ from autofit.techniques.losses.chunked_cross_entropy import chunked_cross_entrop
 from autofit.techniques.technique import IGNORE_INDEX, Head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from autofit.techniques.technique import LossKernel
 
 

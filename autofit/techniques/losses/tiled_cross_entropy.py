@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from autofit.techniques.technique import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from autofit.techniques.technique import Head
+from autofit.techniques.technique import IGNORE_INDEX, Head
 
 TILE_TOKENS, TILE_WORDS = 4096, 32_768
 """`TOKEN_CHUNK_SIZE` of that file, and `_CHUNKED_LOGPROB_CHUNK_SIZE` of trl/trainer/utils.py."""

@@ -139,7 +139,7 @@ def _store(rendezvous: Rendezvous, timeout: timedelta, listener: int | None) -> 
     serves = rendezvous.rank == 0
     if serves and listener is None:
         listener = listening(rendezvous.host, rendezvous.port).detach()
-    store: Store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+    return torch.distributed.TCPStore(  # type: ignore[attr-defined]
         rendezvous.host,
         rendezvous.port,
         world_size=rendezvous.ranks,
@@ -147,4 +147,3 @@ def _store(rendezvous: Rendezvous, timeout: timedelta, listener: int | None) -> 
         timeout=timeout,
         master_listen_fd=listener,
     )
-    return store

@@ -1,21 +1,16 @@
-"""What owns the gradients and the update: torch itself on one device, a sharding library on several, one file for each.
-This one says what they do, and chooses among them."""
+"""What owns the gradients and the update, torch itself or a sharding library: what they do, and which one is chosen."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+import torch
+from torch import nn
 
 from autofit.techniques.axes.update import updates_in_backward
-from autofit.training.engines.ddp import DdpEngine
-from autofit.training.engines.in_backward import InBackwardEngine
-from autofit.training.engines.local import LocalEngine
+from autofit.techniques.technique import BuildPlan
+from autofit.training.engines.local import DdpEngine, InBackwardEngine, LocalEngine
 from autofit.training.weights import Sharder
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from autofit.techniques.technique import BuildPlan
 
 
 class Engine(Protocol):

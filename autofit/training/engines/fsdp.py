@@ -12,17 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from autofit.techniques.technique import BuildPlan
 from autofit.training.engines.local import LocalEngine
-
-if TYPE_CHECKING:
-    from autofit.techniques.technique import BuildPlan
 
 
 class FsdpSharder:
@@ -38,15 +36,13 @@ class FsdpSharder:
 
         plan = self._plan
         narrow = MixedPrecisionPolicy(param_dtype=plan.compute_dtype, reduce_dtype=torch.float32)
-        in_host_memory = plan.config["offload"] == "params"
+        in_host_memory = CPUOffloadPolicy(pin_memory=plan.device.type == "cuda")
         fully_shard(
             module,
             mesh=init_device_mesh(plan.device.type, (dist.get_world_size(),)),
             reshard_after_forward=plan.config["sharding"] != "fsdp-no-reshard",
             mp_policy=narrow if plan.narrowed else MixedPrecisionPolicy(),
-            offload_policy=CPUOffloadPolicy(pin_memory=plan.device.type == "cuda")
-            if in_host_memory
-            else OffloadPolicy(),
+            offload_policy=in_host_memory if plan.config["offload"] == "params" else OffloadPolicy(),
         )
 
     @contextmanager

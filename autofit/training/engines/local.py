@@ -1,21 +1,19 @@
-"""One device, updated by torch's ordinary optimizers."""
+"""Torch's own optimizers: on one device, or on every rank of DistributedDataParallel."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from autofit.techniques.axes.optimizer import trainable
-from autofit.techniques.technique import MAX_GRADIENT_NORM
-
-if TYPE_CHECKING:
-    from autofit.techniques.technique import BuildPlan
+from autofit.techniques.in_backward import UpdatesInBackward
+from autofit.techniques.technique import MAX_GRADIENT_NORM, BuildPlan
 
 
 class LocalEngine:
-    """Plain torch; the engines that keep torch's optimizers build on it and add the ranks."""
+    """One device; the engines that keep torch's optimizers build on it and add the ranks."""
 
     ranks = 1
 
@@ -46,3 +44,45 @@ class LocalEngine:
         norm = torch.nn.utils.get_total_norm(gradients).detach().float() / self._scaler.get_scale()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+
+class InBackwardEngine(LocalEngine):
+    """`backward` updates the weights if `prepare` was called before, and otherwise leaves gradients as usual."""
+
+    optimizer: UpdatesInBackward
+
+    def __init__(self, root: nn.Module, plan: BuildPlan) -> None:
+        super().__init__(root, plan)
+        self.optimizer.is_active = False
+
+    def prepare(self, *, last: bool) -> None:
+        self.optimizer.is_active = True
+
+    def update(self) -> torch.Tensor:
+        """The norm of the gradients that the backward pass has used up; nothing was clipped."""
+        self.optimizer.is_active = False
+        self.optimizer.step()
+        return self.optimizer.gradient_norm
+
+
+class DdpEngine(LocalEngine):
+    """Gradients are views of the reduction buckets (`gradient_as_bucket_view`), unless a trainer has them apart.
+
+    All ranks have the same gradients after the reduction, hence the same norm and the same overflow decision of the
+    gradient scaler.
+    """
+
+    def __init__(self, root: nn.Module, plan: BuildPlan) -> None:
+        super().__init__(root, plan)
+        self.ranks = dist.get_world_size()
+        self.root = self._wrapped = DistributedDataParallel(root, gradient_as_bucket_view=plan.bucket_views)
+
+    def prepare(self, *, last: bool) -> None:
+        """Reduce the gradients in the backward pass of the last micro-batch only. This sets the flag that `no_sync`
+        sets, which would have to enclose the forward pass as well."""
+        self._wrapped.require_backward_grad_sync = last
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Accumulate the gradients of `loss`. DDP averages over ranks; the factor turns that into a sum, as in
+        transformers' Trainer."""
+        super().backward(loss * self.ranks)

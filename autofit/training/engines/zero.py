@@ -8,16 +8,14 @@ import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from autofit.techniques.axes.optimizer import LEARNING_RATE, trainable, weight_decay
-
-if TYPE_CHECKING:
-    from autofit.techniques.technique import BuildPlan
+from autofit.techniques.technique import BuildPlan
 
 INFERENCE_OP = "deepspeed_shm_comm"
 """DeepSpeed's shared-memory all-reduce for CPU inference. Training never calls it, but DeepSpeed would compile it,
@@ -79,10 +77,8 @@ class ZeroSharder:
             # A second swapper would begin by deleting the first one's files.
             parameters: Iterable[Any] = module.parameters()
             swapper = self._swapper or next((p.nvme_swapper for p in parameters if hasattr(p, "nvme_swapper")), None)
-            context = self._library.zero.Init(
-                module=module, config_dict_or_path=self._settings, param_swapper=swapper
-            )  # fmt: skip
-            self._swapper = context.param_swapper
+            init = self._library.zero.Init
+            self._swapper = init(module, config_dict_or_path=self._settings, param_swapper=swapper).param_swapper
 
     def whole(self, modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
         """Gather the parameters that `modules` hold; what is written to them is partitioned afterwards."""
@@ -119,15 +115,14 @@ class ZeroEngine:
         return torch.as_tensor(self._engine.get_global_grad_norm()).detach().float()
 
 
-def _adam_on_host(module: nn.Module, plan: BuildPlan) -> torch.optim.Optimizer:
+def _adam_on_host(module: nn.Module, plan: BuildPlan) -> Any:
     """DeepSpeed's CPU Adam, with the settings of torch's AdamW."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(
+    return DeepSpeedCPUAdam(
         trainable(module),
         lr=LEARNING_RATE,
         weight_decay=weight_decay("adamw"),
         adamw_mode=True,
         fp32_optimizer_states=plan.trained_dtype == torch.float32,
     )
-    return optimizer

@@ -80,15 +80,8 @@ def require(config: Config) -> None:
             )
 
 
-def load(config: Config) -> None:
-    """Load the operations that `config` uses, which must be compiled, so that DeepSpeed finds them. Raises
-    `EnvironmentLacks` if one does not load."""
-    for name in operations_of(config):
-        load_operation(name)
-
-
-def load_operation(name: str) -> None:
-    """Load the compiled operation for DeepSpeed unless it already is. Raises `EnvironmentLacks` if it does not load."""
+def load(name: str) -> None:
+    """Load the compiled operation, so that DeepSpeed finds it. Raises `EnvironmentLacks` if it does not load."""
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     if name not in OpBuilder._loaded_ops:
@@ -163,7 +156,7 @@ def _compile(name: str, portable: bool) -> None:
         raise reason
     if name == "async_io" and "pin_memory" in operations():  # torch loads what it has compiled
         build("pin_memory", portable=portable)
-        load_operation("pin_memory")
+        load("pin_memory")
     remove_lock_of_the_dead(name)
     try:
         with redirect_stdout(sys.stderr):

@@ -114,7 +114,7 @@ def trained(case: dict[str, Any]) -> dict[str, Any]:
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
     deepspeed.ops.__compatible_ops__ = {zero.INFERENCE_OP: False}  # it takes half a minute to compile
-    native_ops.load_operation("cpu_adam")
+    native_ops.load("cpu_adam")
     file, source, tokens = Path(case["file"]), Path(case["source"]), case["tokens"]
     if file.suffix == ".json":
         return by_deepspeed_alone(file, source, tokens)

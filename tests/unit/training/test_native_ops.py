@@ -96,7 +96,7 @@ def test_an_operation_is_of_the_torch_that_it_was_compiled_for(nothing_compiled:
 def test_what_is_compiled_and_does_not_load_says_why(nothing_compiled: Path) -> None:
     (native_ops._folder("cpu_adam") / "cpu_adam.so").write_text("")
     with pytest.raises(EnvironmentLacks, match=r"cpu_adam is compiled, but does not load: .*cpu_adam\.so") as caught:
-        native_ops.load(config(offload="optimizer"))
+        native_ops.load("cpu_adam")
     assert caught.value.remedy == f"rm -r {nothing_compiled / 'cpu_adam'}; autofit doctor --build-ops"
 
 
@@ -196,7 +196,7 @@ from deepspeed.ops import op_builder
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from autofit.training.prerequisites import native_ops
 for name in {names}:
-    native_ops.load_operation(name)
+    native_ops.load(name)
 {use}"""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path,
@@ -218,7 +218,7 @@ cpp_extension.CUDA_HOME = None
 torch.cuda.is_available = lambda: True
 OpBuilder.has_function = lambda *asked: True
 native_ops._has_libaio = lambda: True
-native_ops.load_operation = lambda name: None
+native_ops.load = lambda name: None
 given = {"here": {}, "anywhere": {}}
 for where, asked_there in given.items():
     cpp_extension.load = lambda name, **asked: asked_there.update({name: asked})

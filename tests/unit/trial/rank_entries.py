@@ -161,7 +161,7 @@ def says_threads(data: Mapping[str, Any]) -> None:
 
 def never_synchronises(data: Mapping[str, Any]) -> None:
     """Each rank updates the weights with its own gradients."""
-    from autofit.training.engines.ddp import DdpEngine
+    from autofit.training.engines.local import DdpEngine
 
     original = DdpEngine.prepare
     DdpEngine.prepare = lambda self, *, last: original(self, last=False)  # type: ignore[method-assign]
