@@ -30,16 +30,14 @@ def given(context: typer.Context, *names: str) -> list[str]:
 
 
 def requested_device(hardware: str, device: str = "auto") -> Card | Hardware:
-    """The card that --hardware names, or this machine's own device. Called first: a wrong name is refused before
-    anything is imported that takes long. Raises what `requested_card` and `detect` raise."""
+    """The card that --hardware names, or this machine's device. Called before anything slow is imported."""
     from autofit.trial.machine.detection import detect, requested_card
 
     return requested_card(hardware, device) or detect(device)[0]
 
 
 def hardware_names(hardware: str, device: str = "auto") -> list[str]:
-    """What --hardware names, with commas between several, or `all`; called first and raises, as `requested_device`
-    does. Several get the catalog's names."""
+    """What --hardware names, with commas between several, or `all`; raises as `requested_device` does."""
     from autofit.trial.machine.detection import requested_card
 
     if hardware.strip().lower() == "all":
@@ -54,9 +52,8 @@ def hardware_names(hardware: str, device: str = "auto") -> list[str]:
 def prices(
     given: Sequence[str], names: Sequence[str], listed: Path | None = None, store: str | None = None
 ) -> dict[str, float]:
-    """Hardware -> the price of one device for an hour: from the file of `--prices`, which may have those of more
-    hardware than is compared, then from `--price NAME=NUMBER`. Hardware is what is compared, a card of the catalog, or
-    what the store knows. Raises `UsageError`."""
+    """Hardware -> the price of one device for an hour: from the file of `--prices`, which may have more than is
+    compared, then from `--price NAME=NUMBER`. Raises `UsageError`."""
     from autofit.operations.hardware_compared import price_of_an_hour
 
     if (given or listed) and len(names) == 1 and names != ["all"]:
@@ -74,7 +71,6 @@ def prices(
 
 
 def _priced(name: str, names: Sequence[str], store: str | None) -> str:
-    """The hardware that a price is of."""
     from autofit.catalog.hardware import card, matching_cards
     from autofit.prediction.estimate_cache import readable
 
@@ -104,8 +100,7 @@ def _price_list(path: Path | None) -> dict[str, object]:
 
 
 def size(text: str | None) -> int | None:
-    """The bytes of --memory-limit; a line on standard error says so where a unit is a power of ten. Raises
-    `UsageError`."""
+    """The bytes of --memory-limit; standard error says so where a unit is a power of ten. Raises `UsageError`."""
     if text is None:
         return None
     limit = parse_bytes(text)
@@ -115,8 +110,7 @@ def size(text: str | None) -> int | None:
 
 
 def remarks_on(answer: Recommendation, model: str) -> list[str]:
-    """What a recommendation's text is to say besides, for the model that the user named: the command line of a user's
-    program; of autofit's own step, that a checkpoint exceeds the host's memory."""
+    """What a recommendation's text says besides: a program to run, or a checkpoint that exceeds the host."""
     from autofit import operations
     from autofit.export import command_line
     from autofit.export.distributed import saving_notes
@@ -131,9 +125,8 @@ def remarks_on(answer: Recommendation, model: str) -> list[str]:
 def read_config(
     text: str, *, on: Card | Hardware, model: Model, trainer: str | None = None, changed: Config | None = None
 ) -> Config:
-    """The config given as `axis=value,...` or as the path of a JSON file, for a device: what it leaves out takes the
-    plain recipe's values, or the nearest that the device, the model and the trainer have. One without a method only
-    changes the config `changed`, if that is given. Raises `UsageError`."""
+    """The config given as `axis=value,...` or as the path of a JSON file. What it leaves out takes the values of the
+    device's plain recipe or, without a method, of the config `changed`, if that is given. Raises `UsageError`."""
     from autofit import techniques
 
     values = _config_values(text)

@@ -72,7 +72,6 @@ def block(progress: Progress) -> str:
 
 
 def running(config: Config, *, verifying: bool) -> str:
-    """One line for a config under way."""
     return f"  {'verifying' if verifying else 'running '} {short(config)}"
 
 

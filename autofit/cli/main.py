@@ -49,10 +49,8 @@ for command in (
     *(serve.serve, serve.runner, track.track),
 ):
     app.command()(command)
-groups = {"spaces": spaces.group, "token": token.group, "db": db.group, "bench": bench.group}
-for name, group in groups.items():
+for name, group in {"spaces": spaces.group, "token": token.group, "db": db.group, "bench": bench.group}.items():
     app.add_typer(group, name=name)
-
 
 OF_VALUES = ("--config", "--explain", "--also")
 """Options that take axis=value,...; a few commands have a file there."""
@@ -76,8 +74,7 @@ def root(
 
 
 def with_commas(error: str, arguments: Sequence[str]) -> str | None:
-    """The option as it should have been written, where click's `error` is about the second of several values that
-    spaces separate; else None."""
+    """The option as it should have been written, where click's `error` is about values separated by spaces."""
     extra = re.search(r"unexpected extra argument.*?\((?P<values>[^()]+)\)$", error)
     if extra is None:
         return None

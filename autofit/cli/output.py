@@ -51,7 +51,6 @@ def warn_of_contradictions(contradictory: int) -> None:
 @contextmanager
 def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
     """If `wanted`, also print a JSON document that says why nothing fits and what came closest."""
-
     try:
         yield
     except Shortfall as shortfall:
@@ -70,8 +69,7 @@ def resumable(consequence: str) -> Iterator[None]:
 
 
 def write(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file, or standard output for `-`. What was there before stays until all of the new content is on disk.
-    Raises `EnvironmentLacks` if there is no space, and `UsageError` if it cannot be written for another reason."""
+    """Write a file whole or not at all, or standard output for `-`. Raises `EnvironmentLacks`, `UsageError`."""
     try:
         if str(path) == STDOUT:
             _write_all(sys.stdout.buffer, chunks)
@@ -91,9 +89,8 @@ def write(path: Path, chunks: Iterable[bytes]) -> None:
 
 
 def write_page(path: Path, figure: Figure) -> None:
-    """Write a figure as an HTML page that opens without a network, and say so; raises as `write` does. The pages of a
-    folder share plotly's script, 5 MB, which is written beside them; what goes to standard output or a pipe holds it.
-    """
+    """Write a figure as an HTML page that opens without a network, and say so; raises as `write` does. Plotly's script,
+    5 MB, is written beside it; what goes to standard output or a pipe holds it."""
     from plotly.offline import get_plotlyjs
 
     has_a_folder = str(path) != STDOUT and (path.is_file() or not path.exists())
@@ -124,11 +121,8 @@ def _write_all(file: Any, chunks: Iterable[bytes]) -> None:
 
 
 def columns(rows: Sequence[tuple[str, ...]], *, right: frozenset[int] = frozenset()) -> str:
-    """`rows`, the first of which is the heading, as aligned columns; the columns in `right` are right-aligned, and one
-    that is empty below its heading is left out.
-
-    A terminal's width wraps the text of a column. Elsewhere each row is one line.
-    """
+    """`rows`, the first of which is the heading, as aligned columns, those in `right` to the right. A column that is
+    empty below its heading is left out. On a terminal its width wraps texts; elsewhere each row is one line."""
     from rich.console import Console
     from rich.table import Table
 

@@ -47,7 +47,6 @@ class Display:
 
 
 def say(text: str) -> None:
-    """Print a line, where there is no terminal."""
     print(text, file=sys.stderr, flush=True)
 
 

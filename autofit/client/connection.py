@@ -54,8 +54,7 @@ class Connection:
         body: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The answer's JSON value. Raises what `problem` returns, `Unreachable`, and `UsageError` for a header that no
-        request can carry."""
+        """The answer's JSON value. Raises `Unreachable`, `UsageError`, and what `problem` returns."""
         for name, value in (headers or {}).items():
             _check_header(name, value)
         target = f"{path}?{urlencode(query)}" if query else path
@@ -116,8 +115,7 @@ def nothing_fits(reason: str, facts: Mapping[str, Any]) -> NothingFits:
 
 
 def problem(status: int, title: str, detail: str, facts: Mapping[str, Any] = MappingProxyType({})) -> AutofitError:
-    """The exception that a problem document stands for, as it is raised where the server's function is called. `facts`:
-    the document's further members."""
+    """The exception that a problem document stands for. `facts`: the document's further members."""
     if title == "Nothing fits":
         return nothing_fits(detail, facts)
     if status in REFUSED:

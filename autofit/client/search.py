@@ -49,8 +49,7 @@ class RemoteSearch:
             time.sleep(LOOK_SECONDS)
 
     def cancel(self) -> dict[str, Any]:
-        """End it, unless others have asked for the same, and return its state; its trials stay stored. Needs a token
-        that may cancel it."""
+        """End it, unless others have asked for the same, and return its state. Needs a token that may cancel it."""
         return dict(self._connection.ask("DELETE", self._path))
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""The Python API: one function per thing a user can do. The command line and the server only call these, and
-`bench` for replays.
+"""The Python API: one function per thing a user can do. The command line and the server only call these.
 
 Its names are those that the stub beside this file imports. Each is imported on first use, so that a recommendation from
 the store does not wait for the training libraries.

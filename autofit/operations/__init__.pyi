@@ -12,7 +12,7 @@ from autofit.operations.searching.over_devices import search_over_devices as sea
 from autofit.operations.searching.over_hardware import OverHardware as OverHardware
 from autofit.operations.searching.over_hardware import search_over_hardware as search_over_hardware
 from autofit.operations.searching.result import SearchResult as SearchResult
-from autofit.operations.searching.sampling import lattice_sampler as lattice_sampler
+from autofit.operations.searching.search import lattice_sampler as lattice_sampler
 from autofit.operations.searching.search import search as search
 from autofit.operations.sequence_length import longest_sequence as longest_sequence
 from autofit.operations.single_trial import trial as trial

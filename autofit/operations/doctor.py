@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +27,7 @@ class Check(Document):
 
     name: str
     state: str
-    """`ok`; `optional`: absent, and only needed by techniques that were not asked for; `missing`: absent, or broken;
-    `skipped`."""
+    """`ok`; `optional`: absent, and not asked for; `missing`: absent, or broken; `skipped`."""
     found: str
     remedy: str = ""
 
@@ -42,22 +43,18 @@ def examine(
 ) -> list[Check]:
     """Check everything that a search needs on this machine; never raises for anything missing.
 
-    With `build_ops`, DeepSpeed's native operations are compiled first if they are not already, a minute each; whatever
-    then prevents every offload is missing. With `portable`, too, they are compiled for other machines' processors as
-    well. If `quick`, what takes seconds is skipped, and said to be.
+    With `build_ops`, DeepSpeed's native operations are compiled first, a minute each, if `portable` for other
+    processors too; whatever then prevents every offload is missing. If `quick`, what takes seconds is skipped.
     """
     package = _package()
     try:
         hardware, stack = detect(device)
     except EnvironmentLacks as error:
         return [package, Check(name="device", state="missing", found=error.message, remedy=error.remedy)]
+    found = f"{hardware.name}: {hardware.device_name}, {format_bytes(hardware.memory_bytes)}"
     checks = [
         package,
-        Check(
-            name="device",
-            state="ok",
-            found=f"{hardware.name}: {hardware.device_name}, {format_bytes(hardware.memory_bytes)}",
-        ),
+        Check(name="device", state="ok", found=found),
         *(
             Check(name="unused device", state="optional", found=gpu, remedy=remedy)
             for gpu, remedy in (unused_devices() if hardware.kind == "cpu" else ())
@@ -84,26 +81,23 @@ def _package() -> Check:
 
 def libraries(hardware: Hardware, stack: Stack, *, offload: bool = False) -> list[Check]:
     """The libraries that training and searching on `hardware` use; with `offload`, DeepSpeed is needed."""
-    versions = stack.to_json() | {name: version(name) for name in ("optuna", "sqlalchemy", "alembic")}
+    versions: dict[str, Any] = stack.to_json() | {name: version(name) for name in ("optuna", "sqlalchemy", "alembic")}
     required = ("torch", "transformers", "peft", "bitsandbytes", "optuna", "sqlalchemy", "alembic")
     rows = [(name, True, install()) for name in required] + [("deepspeed", offload, install())]
     if hardware.kind == "cuda":
         rows.append(("liger_kernel", False, install("cuda")))
         # Its build imports torch, which an isolated one lacks.
         rows.append(("flash_attn", False, install("flash", options="--no-build-isolation ")))
-    checks = []
-    for name, needed, remedy in rows:
-        version_: Any = versions[name]
-        state = "ok" if version_ else "missing" if needed else "optional"
-        checks.append(
-            Check(name=name, state=state, found=version_ or "not installed", remedy="" if version_ else remedy)
-        )
-    return checks
+    return [
+        Check(name=name, state="ok", found=found)
+        if (found := versions[name])
+        else Check(name=name, state="missing" if needed else "optional", found="not installed", remedy=remedy)
+        for name, needed, remedy in rows
+    ]
 
 
 def _operation(name: str, build: bool, portable: bool = False) -> Check:
-    """One of DeepSpeed's native operations, which only configs that offload need. Where they are to be built, one that
-    every kind of offload needs is missing if it cannot be."""
+    """One of DeepSpeed's native operations, which only configs that offload need."""
     title = f"deepspeed {name}"
     try:
         if build:
@@ -122,10 +116,8 @@ def _operation(name: str, build: bool, portable: bool = False) -> Check:
 def _attempt(name: str, check: Callable[[], str], remedy: str) -> Check:
     try:
         return Check(name=name, state="ok", found=check())
-    except EnvironmentLacks as error:
-        return Check(name=name, state="missing", found=str(error), remedy=error.remedy)
     except (AutofitError, OSError, ImportError) as error:
-        return Check(name=name, state="missing", found=str(error), remedy=remedy)
+        return Check(name=name, state="missing", found=str(error), remedy=getattr(error, "remedy", remedy))
 
 
 def _store(url: str | None) -> str:
@@ -149,13 +141,12 @@ def _store(url: str | None) -> str:
 
 
 def _disk() -> Check:
-    import tempfile
-
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    state = "ok" if free >= GIB else "missing"
-    remedy = "" if state == "ok" else f"free some space in {folder}"
-    return Check(name="disk", state=state, found=f"{format_bytes(free)} free in {folder}", remedy=remedy)
+    found = f"{format_bytes(free)} free in {folder}"
+    if free >= GIB:
+        return Check(name="disk", state="ok", found=found)
+    return Check(name="disk", state="missing", found=found, remedy=f"free some space in {folder}")
 
 
 def _trial(device: str, hardware: Hardware) -> str:
@@ -176,9 +167,6 @@ def _trial(device: str, hardware: Hardware) -> str:
 def _ray(device: str) -> str:
     from autofit.workers.ray_pool import RayPool
 
-    pool = RayPool(device=device)
-    try:
+    with closing(RayPool(device=device)) as pool:
         hardware, _ = pool.site()
         return f"{pool.size} worker on {hardware.name}"
-    finally:
-        pool.close()

@@ -64,7 +64,7 @@ class Explanation:
 class Comparison:
     """Compares the memory that configs of one workload take on each device; all estimates share their traces.
 
-    A config with `sharding=none` is estimated on a single device, with as many sequences as each of several would get.
+    A config with `sharding=none` is estimated on one device, with as many sequences as each of several would get.
     """
 
     def __init__(
@@ -87,11 +87,17 @@ class Comparison:
 
     def estimate(self, config: Config) -> Estimate:
         """Raises `UsageError` for a config that cannot be estimated, saying why."""
-        reason = self.refused(config)
-        if reason is not None:
+        from autofit.estimate.estimator import Estimator
+        from autofit.estimate.tracing.trace_cache import TraceCache
+
+        job = self._job_of(config)
+        if (reason := why_not(config, job)) is not None:
             raise UsageError(reason)
-        footprint = self._estimator(config).footprint(config, memory_limit_bytes=self._limit)
-        return replace(self._calibration, job=self._job_of(config)).estimate(footprint)
+        devices = job.workload.devices
+        if devices not in self._estimators:
+            self._estimators[devices] = Estimator(job, self._calibration.rates, cache=TraceCache.of_user())
+        footprint = self._estimators[devices].footprint(config, memory_limit_bytes=self._limit)
+        return replace(self._calibration, job=job).estimate(footprint)
 
     def refused(self, config: Config) -> str | None:
         """Why a config cannot be estimated; None if it can."""
@@ -100,28 +106,19 @@ class Comparison:
     def steps(self, before: Config, after: Config) -> Iterator[Step]:
         """The changes one after another; one that cannot stand alone is made together with the next."""
         last, waiting = before, before
-        groups = [axes for axes in _groups() if any(before.get(a) != after.get(a) for a in axes)]
-        for axes in groups:
-            waiting = _with(waiting, after, axes)
-            if self.refused(waiting) is None:
-                yield self._step(last, waiting)
-                last = waiting
+        together = {name: group for group in MOVES for name in group}
+        for axes in dict.fromkeys(together.get(axis.name, (axis.name,)) for axis in AXES):
+            changed = _with(waiting, after, axes)
+            if changed != waiting and self.refused(changed) is None:
+                yield self._step(last, changed)
+                last = changed
+            waiting = changed
 
     def _step(self, last: Config, now: Config) -> Step:
         before, after = self.estimate(last), self.estimate(now)
         change = {a.name: a.of(now) for a in AXES if a.of(last) != a.of(now)}
         reasons = (*_differences(before, after), *_phase(before, after))
         return Step(change=change, saved_bytes=before.device_bytes - after.device_bytes, reasons=reasons)
-
-    def _estimator(self, config: Config) -> Estimator:
-        from autofit.estimate.estimator import Estimator
-        from autofit.estimate.tracing.trace_cache import TraceCache
-
-        job = self._job_of(config)
-        devices = job.workload.devices
-        if devices not in self._estimators:
-            self._estimators[devices] = Estimator(job, self._calibration.rates, cache=TraceCache.of_user())
-        return self._estimators[devices]
 
     def _job_of(self, config: Config) -> Job:
         """The job or, if nothing is sharded, the same on one device, with as many sequences as each of several has."""
@@ -130,12 +127,6 @@ class Comparison:
             return job
         alone = replace(job.workload, devices=1, global_batch=job.workload.batch_per_device)
         return replace(job, workload=alone)
-
-
-def _groups() -> list[tuple[str, ...]]:
-    """Every axis, grouped with those that change together with it."""
-    together = {name: group for group in MOVES for name in group}
-    return list(dict.fromkeys(together.get(axis.name, (axis.name,)) for axis in AXES))
 
 
 def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
@@ -147,14 +138,13 @@ def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
 def _differences(before: Estimate, after: Estimate) -> list[str]:
     """A sentence on the parts that differ by 0.5 % of the larger config's memory or more, the largest first."""
     least = 0.005 * max(before.device_bytes, after.device_bytes)
-    changes = [(name, after.breakdown[name] - size) for name, size in before.breakdown.items()]
-    named = sorted((f for f in changes if abs(f[1]) >= least), key=lambda f: -abs(f[1]))
-    if not named:
-        return []
+    changes = {name: after.breakdown[name] - size for name, size in before.breakdown.items()}
     listed = ", ".join(
-        f"{name.replace('_', ' ')} {'+' if size > 0 else '-'}{format_bytes(abs(size))}" for name, size in named
+        f"{name.replace('_', ' ')} {'+' if size > 0 else '-'}{format_bytes(abs(size))}"
+        for name, size in sorted(changes.items(), key=lambda change: -abs(change[1]))
+        if abs(size) >= least
     )
-    return [f"at the peak: {listed}"]
+    return [f"at the peak: {listed}"] if listed else []
 
 
 def _phase(before: Estimate, after: Estimate) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autofit.catalog.hardware import card
-from autofit.core.device.hardware import Hardware
 from autofit.core.errors import NothingFits, NotMeasured, UsageError
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config
@@ -36,14 +35,10 @@ class OnHardware:
     """Why there is no recommendation; beside one, why the search for it did not succeed."""
 
     def cost(self, price_per_hour: float | None) -> float | None:
-        """The price of a million tokens on all devices together. `price_per_hour` is that of one device. None where the
-        price or the speed is not known."""
-        recommendation = self.recommendation
-        if recommendation is None:
+        """The price of a million tokens; None where that of a device's hour or the speed is not known."""
+        if (answer := self.recommendation) is None:
             return None
-        return _price_of_million_tokens(
-            price_per_hour, recommendation.point.tokens_per_second, recommendation.workload.devices
-        )
+        return _price_of_million_tokens(price_per_hour, answer.point.tokens_per_second, answer.workload.devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,24 +48,21 @@ class OnCard:
     name: str
     estimate: Estimate | None
     reason: str | None
-    """Why there is no estimate: what cannot work on this card. Beside one that does not fit, why several of the card
-    cannot share it; None where they can."""
+    """Why there is no estimate; beside one that does not fit, why several of the card cannot share it."""
     trial: Trial | None = None
     """The trial that settles the config there under the limit (`core.verdict`); None where none does."""
 
     @property
     def tokens_per_second(self) -> float | None:
         """Of all devices together: as measured, else as predicted; None where neither is known."""
-        if self.trial is not None:
-            return None if self.trial.measurement is None else self.trial.measurement.tokens_per_second
-        return None if self.estimate is None else self.estimate.tokens_per_second
+        source = self.estimate if self.trial is None else self.trial.measurement
+        return None if source is None else source.tokens_per_second
 
     @property
     def device_bytes(self) -> int | None:
         """Of each device: as measured, else as predicted."""
-        if self.trial is not None and self.trial.measurement is not None:
-            return self.trial.measurement.device_bytes
-        return None if self.estimate is None else self.estimate.device_bytes
+        source = (self.trial and self.trial.measurement) or self.estimate
+        return None if source is None else source.device_bytes
 
     @property
     def devices(self) -> int:
@@ -90,7 +82,7 @@ class OnCard:
         return _price_of_million_tokens(price_per_hour, self.tokens_per_second, self.devices)
 
     def seconds(self, tokens: int | None) -> float | None:
-        """The time that so many tokens take; None where they or the speed are not known."""
+        """The time that so many tokens take."""
         speed = self.tokens_per_second
         return None if tokens is None or speed is None else tokens / speed
 
@@ -116,17 +108,15 @@ def estimate_cards(
     spreads: bool = True,
     report: Callable[[int], None] = lambda done: None,
 ) -> list[OnCard]:
-    """What each card's config of `configs` takes on it: first those that it is likely to fit, the smallest first. Where
-    one device does not hold it and it `spreads`, the fewest of that card are named that do (`_on_several`).
+    """What each card's config takes on it, the smallest that it is likely to fit first. Where one device does not hold
+    it and it `spreads`, the fewest of that card are named that do (`_on_several`).
 
     `report` is called with how many are done. Raises `UsageError` for what can be trained on none of them.
     """
     rows = []
     with readable(store) as opened:
-        measured = [] if opened is None else opened.hardware()
 
         def row(of: WorkloadOptions, name: str, config: Config) -> OnCard:
-            """One config on one card: its estimate and the trial that settles it, or why it cannot be estimated."""
             try:
                 estimation = Estimation.of(
                     of, config, hardware=name, memory_limit_bytes=memory_limit_bytes, store=store
@@ -135,8 +125,7 @@ def estimate_cards(
             except UsageError as error:
                 return OnCard(name=name, estimate=None, reason=str(error))
             key = estimation.job.workload.key
-            same_name = [hardware for hardware in measured if hardware.name == name]
-            settled = None if opened is None else _settling_trial(opened, same_name, config, key, memory_limit_bytes)
+            settled = None if opened is None else _settling_trial(opened, name, config, key, memory_limit_bytes)
             return OnCard(name=name, estimate=estimate, reason=None, trial=settled)
 
         for done, (name, config) in enumerate(configs.items(), start=1):
@@ -148,11 +137,9 @@ def estimate_cards(
     return sorted(rows, key=_size)
 
 
-def _settling_trial(
-    store: Store, measured: Iterable[Hardware], config: Config, workload_key: str, limit: int | None
-) -> Trial | None:
-    """The trial that settles the config on hardware of one name, under the newest stack that has one."""
-    for hardware in measured:
+def _settling_trial(store: Store, name: str, config: Config, workload_key: str, limit: int | None) -> Trial | None:
+    """The trial that settles the config on hardware of this name, under the newest stack that has one."""
+    for hardware in (stored for stored in store.hardware() if stored.name == name):
         for stack in store.stacks(hardware.key, workload_key):
             trials_by_config = store.attempts(hardware_key=hardware.key, stack_key=stack.key, workload_key=workload_key)
             settled = verdict(trials_by_config.get(config, []), hardware.memory_bytes if limit is None else limit)
@@ -170,8 +157,7 @@ SEVERAL = (2, 4, 8)
 def _on_several(
     row: OnCard, options: WorkloadOptions, config: Config, of: Callable[[WorkloadOptions, str, Config], OnCard]
 ) -> OnCard:
-    """The row `of` the fewest devices of this card that the sharded config fits; the same row where one is enough, or
-    several do not hold it either, with the reason if none of these numbers can share it."""
+    """The row `of` the fewest devices of this card that the sharded config fits; else the same one."""
     alone = row.estimate
     if alone is None or row.fits:
         return row
@@ -193,13 +179,10 @@ def _size(row: OnCard) -> tuple[bool, bool, int, int]:
     return row.estimate is None, not row.fits, row.devices, size if row.fits else -size
 
 
-def _price_of_million_tokens(
-    price_per_hour: float | None, tokens_per_second: float | None, devices: int
-) -> float | None:
-    """The price of a million tokens at so many a second; None where that or the price of a device is not known."""
-    if price_per_hour is None or tokens_per_second is None:
+def _price_of_million_tokens(per_hour: float | None, tokens_per_second: float | None, devices: int) -> float | None:
+    if per_hour is None or tokens_per_second is None:
         return None
-    return price_per_hour * devices / 3600 / tokens_per_second * 1e6
+    return per_hour * devices / 3600 / tokens_per_second * 1e6
 
 
 def compare_hardware(
@@ -210,8 +193,7 @@ def compare_hardware(
     memory_limit_bytes: int | None = None,
     store: Store,
 ) -> list[OnHardware]:
-    """The recommendation on each hardware (None: on all that trials ran on), the fastest first; what has none comes
-    last."""
+    """The recommendation on each hardware (None: on all that trials ran on), the fastest first, what has none last."""
     measured = {hardware.name: hardware.memory_bytes for hardware in reversed(store.hardware())}
     rows = []
     for name in measured if names is None else names:

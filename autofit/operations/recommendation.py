@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from shlex import quote
 
@@ -25,48 +25,37 @@ WorkloadQuestion = WorkloadOptions | Workload
 """What a question is about: options that name a model, or a workload already in the store."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAnswer:
     """What the store answers to one question: a frontier, and the recommendation read off the same points."""
 
-    question: WorkloadQuestion
-    goal: Goal
-    all_methods: Frontier
-    """Methods outside the goal are listed as alternatives, or suggested if nothing within it fits."""
-    memory_limit_bytes: int
-    store: Store
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         question: WorkloadQuestion,
         *,
         hardware: str = "auto",
         memory_limit_bytes: int | None = None,
         goal: Goal | None = None,
         store: Store,
-    ) -> StoredAnswer:
-        """The limit defaults to the device's memory (on the CPU, a share of the host's), regardless of what other
-        programs hold of it now, although a search leaves them their part. Raises `NotMeasured`, and `UsageError` for
-        one above the device's memory."""
-        goal = goal or Goal()
-        device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
-        limit = memory_limit(memory_limit_bytes, device, question.devices)
-        all_methods = _frontier(question, device, goal, limit, store)
-        return cls(question=question, goal=goal, all_methods=all_methods, memory_limit_bytes=limit, store=store)
-
-    @property
-    def frontier(self) -> Frontier:
+    ) -> None:
+        """The limit defaults to the device's memory (on the CPU, a share of the host's), whatever other programs hold
+        of it now. Raises `NotMeasured`, and `UsageError` for one above the device's memory."""
+        self._question, self._goal, self._store = question, goal or Goal(), store
+        device = find_hardware(hardware, store, partial(search_command, question, self._goal, memory_limit_bytes))
+        self._limit = memory_limit(memory_limit_bytes, device, question.devices)
+        # Methods outside the goal are listed as alternatives, or suggested if nothing within it fits.
+        self._all_methods = _frontier(question, device, self._goal, self._limit, store)
+        self.frontier = _of_methods(self._goal, self._all_methods)
         """Within the goal; it may be empty."""
-        return _of_methods(self.goal, self.all_methods)
 
     def recommendation(self) -> Recommendation:
         """Raises as `recommend` does."""
-        found = read_off(self.all_methods, memory_limit_bytes=self.memory_limit_bytes, goal=self.goal)
+        found = read_off(self._all_methods, memory_limit_bytes=self._limit, goal=self._goal)
         if found is not None:
             return found
-        tried = [] if self.frontier.points else _tried_within(self.goal, self.question, self.all_methods, self.store)
-        raise shortfall(self.all_methods, self.memory_limit_bytes, self.goal, tried)
+        tried = (
+            [] if self.frontier.points else _tried_within(self._goal, self._question, self._all_methods, self._store)
+        )
+        raise shortfall(self._all_methods, self._limit, self._goal, tried)
 
 
 def frontier(
@@ -77,12 +66,10 @@ def frontier(
     memory_limit_bytes: int | None = None,
     store: Store,
 ) -> Frontier:
-    """The frontier of this workload on this hardware, for the most recently used stack under which a config of the
-    goal's methods fitted.
+    """The frontier of this workload on this hardware, under the newest stack for which one of the goal's methods fits.
 
-    With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
-    `NotMeasured`, naming the search to run, if nothing within the goal has been measured yet, and `UsageError` for a
-    limit above the device's memory.
+    With `memory_limit_bytes`, configs are judged as by a search under that limit. Raises `NotMeasured`, naming the
+    search to run, if nothing within the goal was measured, and `UsageError` for a limit above the device's memory.
     """
     goal = goal or Goal()
     device = find_hardware(hardware, store, partial(search_command, question, goal, memory_limit_bytes))
@@ -101,12 +88,10 @@ def recommend(
     goal: Goal | None = None,
     store: Store,
 ) -> Recommendation:
-    """The fastest measured config of the most faithful method that fits, under the stack that `frontier` answers for
-    and the limit of `StoredAnswer.of`. Raises `NothingFits` if nothing fits, `NotMeasured`, naming the search to run,
-    if nothing within the goal was tried, and `UsageError` for a limit above the device's memory."""
-    return StoredAnswer.of(
-        question, hardware=hardware, memory_limit_bytes=memory_limit_bytes, goal=goal, store=store
-    ).recommendation()
+    """The fastest measured config of the most faithful method that fits, by the limit of `StoredAnswer`. Raises
+    `NothingFits`, `NotMeasured`, naming the search to run, and `UsageError` for a limit above the device's memory."""
+    answer = StoredAnswer(question, hardware=hardware, memory_limit_bytes=memory_limit_bytes, goal=goal, store=store)
+    return answer.recommendation()
 
 
 def read_off(measured: Frontier, *, memory_limit_bytes: int, goal: Goal) -> Recommendation | None:
@@ -133,10 +118,7 @@ def read_off(measured: Frontier, *, memory_limit_bytes: int, goal: Goal) -> Reco
 
 
 def of_trial(trial: Trial, store: Store) -> Recommendation:
-    """A trial's config as a recommendation under the trial's limit, without alternatives: what an export is made from.
-
-    Raises `UsageError` for a trial that has not fitted.
-    """
+    """A trial's config as a recommendation, to be exported. Raises `UsageError` for one that has not fitted."""
     measured_point = point(trial)
     if measured_point is None:
         raise UsageError(f"trial {trial.trial_id} has not fitted: there is nothing to recommend")
@@ -161,8 +143,7 @@ def _of_methods(goal: Goal, measured: Frontier) -> Frontier:
 
 
 def _frontier(question: WorkloadQuestion, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
-    """The frontier of all methods within the rest of the goal, under the newest stack under which a config of the
-    goal's methods fitted, or else under the newest of all."""
+    """Of all methods within the rest of the goal, under the newest stack for which one of the goal's fits."""
     workload = question if isinstance(question, Workload) else question.resolve()[1]
     any_method, newest = replace(goal, method="any"), None
     for stack in store.stacks(device.key, workload.key):
@@ -197,8 +178,7 @@ def _tried_within(goal: Goal, question: WorkloadQuestion, measured: Frontier, st
 
 
 def shortfall(measured: Frontier, limit: int, goal: Goal, trials: Sequence[Trial]) -> Shortfall:
-    """The error where nothing fits: what came closest to the limit, and which options would help. `trials` are those
-    within the goal; they matter where none of its methods has a point."""
+    """The error where nothing fits: what came closest, and what would help. `trials` are those within the goal."""
     points = [p for p in measured.points if p.method in goal.methods]
     if points:
         closest = lightest(points[0], limit)
@@ -222,11 +202,9 @@ def shortfall(measured: Frontier, limit: int, goal: Goal, trials: Sequence[Trial
 
 
 def find_hardware(name: str, store: Store, search: Callable[[], str] | None = None) -> Hardware:
-    """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one, but
-    never an emulated card in place of a real device.
+    """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one real one is stored, that one.
 
-    Raises `UsageError` for an unknown name, or one that may be several cards', and `NotMeasured` for a card that
-    no trial has run on, naming the command that `search` returns.
+    Raises `UsageError` for an unknown or ambiguous name, and `NotMeasured`, naming the command that `search` returns.
     """
     stored = store.hardware()
     if name == "auto":

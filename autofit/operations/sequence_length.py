@@ -23,8 +23,7 @@ class Longest:
     seq_len: int
     """Tokens per sequence."""
     estimate: Estimate
-    """The estimate at `seq_len`, with room for the prediction's error (`Estimate.likely_fits`). Where even the shortest
-    length tried has no such room, it is the estimate at that length."""
+    """At `seq_len`. It has room for the prediction's error, unless even the shortest length tried has not."""
     most: int
     """The longest that could be asked for: the model's positions, or the data's longest sequence."""
 

@@ -43,10 +43,8 @@ def trial(
 ) -> Trial:
     """Run `config` here and now, without looking in the store; with a `log` the outcome is stored.
 
-    A failing store does not cost the outcome: it is returned, and `log.check()` says where else it was kept.
-
-    `snapshot` and `profile` are files for recordings of one more step, made after the measurement. Raises
-    `TrialInterrupted` if Ctrl-C ends a trial that runs.
+    If the store fails, `log.check()` says where else the outcome was kept. `snapshot` and `profile` are files for
+    recordings of one more step, made after the measurement. Raises `TrialInterrupted` if Ctrl-C ends a running trial.
     """
     job = options.job(detect(device))
     check_devices(job.hardware, options.devices)

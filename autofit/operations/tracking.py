@@ -40,10 +40,8 @@ def track(
 ) -> Tracked:
     """Copies trials to `mlflow`, to `wandb`, or to the journal `out` of `optuna`: those that are not there yet.
 
-    `model` is a model's name as trials have it; None, as of `hardware`, stands for all. `report` is called with how
-    many trials are done, and how many there are. Raises `UsageError` for an unknown name, `NotMeasured` where there is
-    no trial, and `EnvironmentLacks` for a tracker that is not installed or cannot be reached. What was added by then
-    stays: the next call goes on.
+    `model` and `hardware` None stand for all. `report` is called with how many trials are done, and how many there are.
+    Raises `UsageError`, `NotMeasured` without a trial, and `EnvironmentLacks` for a tracker that cannot be used now.
     """
     models = dict.fromkeys(workload.model for workload in store.workloads())
     if model is not None and model not in models:
@@ -53,10 +51,11 @@ def track(
     if not trials:
         raise NotMeasured("nothing has been measured yet", remedy="run a search first")
     tracker, added = connect(to, out), 0
-    for done, trial in enumerate(trials, start=1):
-        told = TrackedTrial(trial=trial)
-        if not tracker.has(told):
+    for done, told in enumerate(map(TrackedTrial, trials), start=1):
+        uids = tracker.uids(told)
+        if told.uid not in uids:
             tracker.add(told)
+            uids.add(told.uid)
             added += 1
         report(done, len(trials))
     return Tracked(place=tracker.place, trials=len(trials), added=added, note=tracker.note)

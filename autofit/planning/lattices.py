@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from autofit.catalog import space as spaces
@@ -29,9 +29,9 @@ class Narrowed:
     """A lattice, and what was left out of it."""
 
     lattice: Lattice
-    unsupported: dict[str, int]
+    unsupported: Mapping[str, int] = field(default_factory=dict)
     """Reason -> number of configs of the space that cannot work here for that reason."""
-    beyond_goal: int
+    beyond_goal: int = 0
     """Number of configs that would change more than the user allows."""
 
 
@@ -48,11 +48,10 @@ def load_space(name: str) -> Space:
 
 
 def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
-    """A predicate that says whether a config stays within the user's training goal; it judges all configs of a family
-    alike.
+    """Says whether a config stays within the user's training goal; it judges all configs of a family alike.
 
-    The method is the user's choice, so its effect on the training is not judged. Nor is that of the lowest rank that
-    the goal accepts; if `configs`, which are all there are, do not have it, the next higher one stands in for it.
+    The method is the user's choice and not judged. Nor is the lowest rank that the goal accepts or, if none of
+    `configs`, which are all there are, has it, the next higher one.
     """
     ranks = nearest_ranks(configs, goal)
 
@@ -69,10 +68,8 @@ def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
 def narrow(
     space: Space, goal: Goal, job: Job, *, cannot: Callable[[Config, Job], str | None] = unsupported
 ) -> Narrowed:
-    """The configs of `space` that the goal allows and that can work for `job`; `cannot` says why one cannot.
-
-    Raises `UsageError`, giving the most frequent reason, if none is left.
-    """
+    """The configs of `space` that the goal allows and that can work for `job`; `cannot` says why one cannot. Raises
+    `UsageError`, giving the most frequent reason, if none is left."""
     kept: dict[Config, None] = {}
     reasons: Counter[str] = Counter()
     beyond = 0
@@ -109,10 +106,7 @@ def _one_name(config: Config, job: Job) -> Config:
 
 
 def _for_job(config: Config, job: Job) -> Config:
-    """The config with what this model and hardware lack, which a space cannot know, replaced by what they have: eager
-    attention for an architecture without a fused one, repeated keys where torch has none for shared ones, fp16 for
-    mixed precision on a device that emulates bf16, no sharding on a single device; what the trainer cannot train in
-    place of the plain recipe by what it does, and what it lacks by what comes nearest."""
+    """The config with what this model, hardware and trainer have in place of what they lack."""
     trainer = trainer_by_name(job.workload.trainer)
     for axis, value in trainer.usual.items():
         if config[axis] == _TECHNIQUE_OF[axis].axis.recipe:
@@ -142,17 +136,10 @@ def space_summaries(global_batch: int) -> list[dict[str, object]]:
 
 
 def summary(space: Space, global_batch: int) -> dict[str, object]:
-    """A space's name, purpose, the least number of devices that it is for, and its number of valid configs on so many,
-    on hardware and with packages that lack nothing. Raises `UsageError` for a global batch that no workload can
-    have."""
+    """A space's name, purpose, least number of devices, and valid configs on so many. Raises `UsageError`."""
     check_count("global-batch", global_batch)
-    devices = _least_devices(space)
+    shardings = space.axes.get("sharding") or (space.defaults.get("sharding", "none"),)
+    devices = 1 if "none" in shardings else 2
     share, rest = divmod(global_batch, devices)
     configs = 0 if rest else space.count(AXES, batch=share)
     return {"name": space.name, "purpose": space.purpose, "devices": devices, "configs": configs}
-
-
-def _least_devices(space: Space) -> int:
-    """How many devices a space is for at least: sharding takes two."""
-    listed = space.axes.get("sharding") or (space.defaults.get("sharding", "none"),)
-    return 1 if "none" in listed else 2

@@ -46,11 +46,9 @@ def lightest(point: Point, memory_limit_bytes: int) -> Closest:
 
 
 def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
-    """What came closest when nothing has fitted under any limit: among the trials that ran out of memory, the one that
-    is known to need the least. If none ran out of memory, it is the last that failed.
+    """What came closest when nothing has fitted: the trial out of memory that needs the least, or the last that failed.
 
-    A trial that ran out is taken to need more than its limit or, if that is higher, what was predicted for it. Ties, as
-    between trials known only to need more than the same limit, go to the config that is lightest by its axes.
+    It needs more than its limit or, if that is higher, what was predicted. Ties go to the config lightest by its axes.
     """
     failed = [t for t in trials if not isinstance(t.outcome, Fits)]
     if not failed:
@@ -75,8 +73,7 @@ def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
 
 
 def _predicted_bytes(trial: Trial) -> int | None:
-    """The device memory that a trial which ran out of it was predicted to need, in bytes; None without a prediction, or
-    if it is no more than the trial has proved too little."""
+    """What a trial that ran out of device memory was predicted to need; None unless that exceeds the trial's limit."""
     if trial.prediction is None or not trial.ran_out_on_device:
         return None
     device_bytes = trial.prediction.device_bytes
@@ -84,7 +81,7 @@ def _predicted_bytes(trial: Trial) -> int | None:
 
 
 def _beyond_bytes(trial: Trial) -> int:
-    """The most device memory, in bytes, that is known to be too little for a failed trial."""
+    """The most device memory that is known to be too little for a failed trial."""
     predicted_bytes = _predicted_bytes(trial)
     return trial.memory_limit_bytes if predicted_bytes is None else predicted_bytes - 1
 
@@ -143,10 +140,9 @@ def wider(goal: Goal) -> list[tuple[str, Goal]]:
 
 
 def smallest_card(needed_bytes: int, hardware: Hardware | None = None) -> Card | None:
-    """The smallest catalog card that trials can run on and that likely holds what takes `needed_bytes` on `hardware`;
-    None if there is none. It has room for the prediction error of a card where nothing was compared. Without a CUDA
-    `hardware`, `needed_bytes` leave out the driver's memory, and room for that is added."""
-    # The driver's context, libraries' workspaces, and one matrix while it is dequantised, or its gradient.
+    """The smallest card that trials can run on and that likely holds what takes `needed_bytes` on `hardware`, with room
+    for the error of a card where nothing was compared; None if there is none."""
+    # Unless a CUDA device needed it: the driver's context, libraries' workspaces, and a dequantised matrix or gradient.
     needed = needed_bytes + (0 if hardware is not None and hardware.kind == "cuda" else 3 * GIB // 2)
     cards = (card for card in fitting(needed) if card.kind == "cuda")
     return next((c for c in cards if NOTHING_COMPARED.certainty(needed, c.memory_bytes) != "unsure"), None)
@@ -161,5 +157,5 @@ def holder(needed_bytes: int, hardware: Hardware | None = None) -> str:
 
 
 def _memory_order(config: Config) -> tuple[int, ...]:
-    """A sort key that orders configs roughly by memory, as a user expects but the lattice's order does not claim."""
+    """Orders configs roughly by memory, as a user expects but the lattice's order does not claim."""
     return tuple(AXIS[name].place(config.get(name)) for name in MEMORY_LEVERS)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from autofit.catalog.hardware import card_of
 from autofit.core.errors import EnvironmentLacks, Shortfall, UsageError
-from autofit.core.lattice import Config, Lattice
+from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS
 from autofit.core.units import format_bytes
 from autofit.core.workload import Goal, digest
 from autofit.estimate.memory.lower_bound import floor_bytes
-from autofit.planning.lattices import default_space, load_space, narrow
+from autofit.planning.lattices import Narrowed, default_space, load_space, narrow
 from autofit.planning.nothing_fits import WITH_OFFLOAD, further_memory, holder, wider
 from autofit.planning.requests import SearchRequest, memory_limit, memory_limit_here
 from autofit.techniques import Job, unsupported
@@ -37,11 +37,10 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Narrowed):
     """A search request with everything resolved, before anything runs."""
 
     job: Job
-    lattice: Lattice
     lower_bounds: Mapping[Config, int]
     """The least memory that each config of the lattice can need, in bytes: its weights, gradients and states."""
     goal: Goal
@@ -51,14 +50,9 @@ class Plan:
     """Whether to go on for the frontier of every method once the best config is found, as long as the limits allow."""
     space: str = ""
     """Name or file of the space that the lattice comes from."""
-    unsupported: Mapping[str, int] = field(default_factory=dict)
-    """Reason -> number of configs of the space that are left out because they cannot work here."""
-    beyond_goal: int = 0
-    """Number of configs of the space that are left out because they change more than the user allows."""
 
     @property
     def lattice_digest(self) -> str:
-        """A digest that is equal for equal lattices."""
         return digest([config.key for config in self.lattice.configs])
 
     @property
@@ -97,10 +91,8 @@ def resolve_for(
     *,
     cannot: Callable[[Config, Job], str | None] = unsupported,
 ) -> Plan:
-    """The plan of a search for `job`; raises `NothingFits` if not even weights, gradients and states can fit.
-
-    `cannot` says why a config cannot work (for a search that is to run, on the machines that it runs on).
-    """
+    """The plan for `job`; `cannot` says why a config cannot work. Raises `NothingFits` if no config's weights and
+    states fit."""
     space = request.space or default_space(job.hardware, job.workload.devices)
     narrowed = narrow(load_space(space), request.goal, job, cannot=cannot)
     if job.workload.program is not None:
@@ -125,15 +117,14 @@ def resolve_for(
 def _check_lower_bounds(plan: Plan) -> None:
     """Raise `NothingFits` if no config's weights, gradients and states fit, saying what could hold the smallest."""
     smallest = min(plan.lattice.configs, key=plan.lower_bounds.__getitem__)
+    limit, hardware = plan.limits.memory_bytes, plan.job.hardware
     least = plan.lower_bounds[smallest]
-    limit = plan.limits.memory_bytes
     if least <= limit:
         return
     sentences = [
         f"{plan.job.model.name} cannot fit {format_bytes(limit)}: the smallest config needs at least "
         f"{format_bytes(least)} for weights, gradients and states, and activations on top ({smallest})"
     ]
-    hardware = plan.job.hardware
     if least < hardware.memory_bytes:
         sentences.append(f"--memory-limit may be up to the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
     sentences += _what_lowers_them(plan, least)

@@ -36,8 +36,7 @@ class WorkloadOptions(WorkloadFields):
 
     @classmethod
     def of(cls, *, model: str, command: str | None = None, **given: Unpack[WorkloadKeywords]) -> WorkloadOptions:
-        """The options as a user gives them. Raises `UsageError` for what are no lengths, and for a command that no
-        trial can run."""
+        """The options as a user gives them. Raises `UsageError` for what are no lengths or no command that can run."""
         values: dict[str, Any] = {**given, "lengths": Lengths.given(given.get("lengths"))}
         options = cls(model=model, program=command, **values)
         if command is not None:
@@ -72,12 +71,11 @@ class WorkloadOptions(WorkloadFields):
         return cut.longest, cut.tokens
 
     def _check_numbers(self) -> None:
-        """Raise `UsageError` for numbers out of range. Checked here and not in `Workload`, because a store may have
-        trials that failed because of them."""
-        for name in ("seq_len", "global_batch", "devices"):
-            check_count(name.replace("_", "-"), getattr(self, name))
-        if self.eval_batch is not None:
-            check_count("eval-batch", self.eval_batch)
+        """Raise `UsageError` for numbers out of range. Not checked in `Workload`: a store may have trials that failed
+        because of them."""
+        for name in ("seq_len", "global_batch", "devices", "eval_batch"):
+            if (count := getattr(self, name)) is not None:
+                check_count(name.replace("_", "-"), count)
         if abs(self.seed) > LARGEST_INTEGER:
             raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_INTEGER} to {LARGEST_INTEGER}")
 
@@ -94,10 +92,7 @@ class WorkloadOptions(WorkloadFields):
                 raise UsageError(f"--command {instead}, whatever {option} says: leave one of them out")
 
     def job(self, site: tuple[Hardware, Stack]) -> Job:
-        """The job on the given hardware and stack.
-
-        Raises `UsageError` for what cannot be trained, including an architecture whose loss autofit does not know.
-        """
+        """The job on a hardware and stack. Raises `UsageError` for what cannot be trained, as by an unknown loss."""
         model, workload = self.resolve()
         _check_loss(model)
         return Job(model=model, workload=workload, hardware=site[0], stack=site[1])
@@ -115,8 +110,7 @@ def departures(workload: WorkloadOptions | Workload) -> dict[str, Any]:
 
 
 def _check_loss(model: Model) -> None:
-    """Raise `UsageError` for a model that would be trained with a loss other than its own. For the catalog's models the
-    tests check this."""
+    """Raise `UsageError` for a model with another loss than its own. Tests check the catalog's models."""
     if in_catalog(model):
         return
 
@@ -193,10 +187,8 @@ def check_driven(*, workers: int | None, ray_address: str | None, in_place: bool
 
 
 def memory_limit(requested: int | None, hardware: Hardware, devices: int = 1) -> int:
-    """The limit in bytes enforced on each of a trial's `devices` ranks, which on the CPU share the host's memory.
-
-    Raises `UsageError` for a limit above the memory that there is.
-    """
+    """The limit in bytes that is enforced on each of a trial's `devices` ranks, which on the CPU share the host's
+    memory. Raises `UsageError` for one above the memory that there is."""
     shared_by = devices if hardware.kind == "cpu" else 1
     if requested is None:
         return int(hardware.memory_bytes * 0.8) // shared_by if hardware.kind == "cpu" else hardware.memory_bytes
@@ -210,17 +202,13 @@ def memory_limit(requested: int | None, hardware: Hardware, devices: int = 1) ->
 
 def memory_limit_here(requested: int | None, hardware: Hardware, devices: int = 1) -> int:
     """`memory_limit` on this machine's devices. Without a `requested` one, what a display or another program uses of
-    the trial's GPUs is left alone: the limit is what is left of the fullest of them.
-
-    Rounded down to a multiple of 512 MiB, so that small changes in what a display takes do not turn every
-    search into a new question.
-    """
+    the trial's GPUs is left alone: the limit is what is left of the fullest of them."""
     limit = memory_limit(requested, hardware, devices)
-    if requested is not None:
+    if requested is not None or hardware.kind != "cuda":
         return limit
-    for number in range(devices if hardware.kind == "cuda" else 0):
-        device = visible(number)
+    for device in map(visible, range(devices)):
         if device is not None and device.held_bytes > BUSY_BYTES:
+            # Rounded: small changes in what a display takes are not to turn every search into a new question.
             left = (device.memory_bytes - device.held_bytes) // (512 * MIB) * (512 * MIB)
             limit = max(0, min(limit, left))
     return limit

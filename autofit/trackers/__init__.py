@@ -14,8 +14,7 @@ TRACKERS = ("mlflow", "wandb", "optuna")
 def connect(name: str, file: Path) -> Tracker:
     """The tracker of this name; `file` is the journal of `optuna`, and the others say themselves where they are.
 
-    Raises `UsageError` for an unknown name and a file that is no journal, and `EnvironmentLacks` for a package that is
-    not installed.
+    Raises `UsageError` for an unknown name or no journal, and `EnvironmentLacks` for a package that is not installed.
     """
     try:
         if name == "mlflow":

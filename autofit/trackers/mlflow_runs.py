@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 
 # Read at import. It would report this use to its makers, and wait four minutes for a server that is not there.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -38,16 +37,15 @@ class MlflowRuns:
     def place(self) -> str:
         return f"MLflow at {_without_password(self._uri)}"
 
-    def has(self, trial: TrackedTrial) -> bool:
-        return trial.uid in self._experiment(trial)[1]
+    def uids(self, trial: TrackedTrial) -> set[str]:
+        return self._experiment(trial)[1]
 
     def add(self, trial: TrackedTrial) -> None:
-        experiment, uids = self._experiment(trial)
+        experiment, _ = self._experiment(trial)
         setting = {f"{part}/{name}": v for part, values in trial.setting.items() for name, v in values.items()}
         tags = {**{f"autofit.{name}": v for name, v in trial.facts.items()}, **setting}
-        ended = _milliseconds(trial.ended)
+        begun, ended = (round(at.timestamp() * 1000) for at in (trial.started, trial.ended))  # milliseconds
         with self._reached():
-            begun = _milliseconds(trial.started)
             run = self._client.create_run(experiment, start_time=begun, run_name=trial.name).info.run_id
             try:
                 self._client.log_batch(
@@ -60,7 +58,6 @@ class MlflowRuns:
             except BaseException:
                 self._client.delete_run(run)  # half a run
                 raise
-        uids.add(trial.uid)
 
     def _experiment(self, trial: TrackedTrial) -> tuple[str, set[str]]:
         if trial.context not in self._experiments:
@@ -69,13 +66,11 @@ class MlflowRuns:
                 if experiment is not None and experiment.lifecycle_stage == "deleted":
                     reason = f"{self.place}: the experiment {trial.context!r} was deleted, and still has its name"
                     raise EnvironmentLacks(reason, remedy=f"mlflow experiments restore -x {experiment.experiment_id}")
-                number = (
-                    self._client.create_experiment(trial.context) if experiment is None else experiment.experiment_id
-                )
-                self._experiments[trial.context] = number, set(self._uids(number))
+                number = experiment.experiment_id if experiment else self._client.create_experiment(trial.context)
+                self._experiments[trial.context] = number, set(self._ended_uids(number))
         return self._experiments[trial.context]
 
-    def _uids(self, experiment: str) -> Iterator[str]:
+    def _ended_uids(self, experiment: str) -> Iterator[str]:
         token: str | None = None
         while token != "":
             has_ended = "attributes.status != 'RUNNING'"
@@ -94,7 +89,3 @@ class MlflowRuns:
 
 def _without_password(text: str) -> str:
     return re.sub(r"//\S*@", "//", text)
-
-
-def _milliseconds(at: datetime) -> int:
-    return round(at.timestamp() * 1000)

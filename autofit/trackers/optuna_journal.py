@@ -51,12 +51,12 @@ class OptunaJournal:
     def note(self) -> str:
         return f"`optuna-dashboard {self._file}` shows them"
 
-    def has(self, trial: TrackedTrial) -> bool:
-        return trial.uid in self._study(trial)[1]
+    def uids(self, trial: TrackedTrial) -> set[str]:
+        return self._study(trial)[1]
 
     def add(self, trial: TrackedTrial) -> None:
         """A trial without a measurement is a failed one: it has no values, and its attributes say why."""
-        study, uids = self._study(trial)
+        study, _ = self._study(trial)
         params: dict[str, Any] = dict.fromkeys(_CHOICES, _ABSENT) | trial.axes
         distributions: dict[str, BaseDistribution] = {}
         for name, value in params.items():
@@ -79,7 +79,6 @@ class OptunaJournal:
                 intermediate_values={},
             )
         )
-        uids.add(trial.uid)
 
     def _study(self, trial: TrackedTrial) -> tuple[optuna.Study, set[str]]:
         if trial.context not in self._studies:

@@ -17,7 +17,7 @@ _PRIVATE_FIELDS = {"lengths", "program"}
 """Fields of a workload that no tracker gets: the lengths are many, and a user's command may hold a password."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrackedTrial:
     """A trial in a tracker's words: plain names, numbers and texts."""
 
@@ -110,8 +110,8 @@ class Tracker(Protocol):
     def note(self) -> str | None:
         """What the user is to do or to know afterwards."""
 
-    def has(self, trial: TrackedTrial) -> bool:
-        """Whether it has this very trial already."""
+    def uids(self, trial: TrackedTrial) -> set[str]:
+        """The trials that it has already, at least those of this one's context; the caller adds to it."""
 
     def add(self, trial: TrackedTrial) -> None:
         """Keeps a trial that it does not have, as a run of its own."""

@@ -38,14 +38,13 @@ class WandbRuns:
             raise UsageError("WANDB_MODE is disabled: set it to online or offline")
         self._offline = settings.mode in ("offline", "dryrun")
         self._project, self._entity = settings.project or PROJECT, settings.entity
-        self._folder = Path(settings.wandb_dir)
+        self._folder, self._path = Path(settings.wandb_dir), "/".join(filter(None, (self._entity, self._project)))
         with self._reached():
-            self._uids = set(self._offline_uids() if self._offline else self._server_uids())
+            self._uids = self._known_uids()
 
     @property
     def place(self) -> str:
-        where = f"{self._folder} (offline)" if self._offline else "/".join(filter(None, (self._entity, self._project)))
-        return f"W&B at {where}"
+        return f"W&B at {self._folder} (offline)" if self._offline else f"W&B at {self._path}"
 
     @property
     def note(self) -> str | None:
@@ -56,8 +55,8 @@ class WandbRuns:
             "a trial's run id is always the same, so that it does not become two runs there"
         )
 
-    def has(self, trial: TrackedTrial) -> bool:
-        return trial.uid in self._uids
+    def uids(self, trial: TrackedTrial) -> set[str]:
+        return self._uids
 
     def add(self, trial: TrackedTrial) -> None:
         with self._reached():
@@ -74,16 +73,14 @@ class WandbRuns:
             )
             run.summary.update({**trial.facts, **trial.metrics})
             run.finish(exit_code=0 if trial.fits else 1)
-        self._uids.add(trial.uid)
 
-    def _offline_uids(self) -> Iterator[str]:
-        return (folder.name.rpartition("-")[2] for folder in self._folder.glob("offline-run-*"))
-
-    def _server_uids(self) -> Iterator[str]:
+    def _known_uids(self) -> set[str]:
+        if self._offline:
+            return {folder.name.rpartition("-")[2] for folder in self._folder.glob("offline-run-*")}
         try:
-            yield from (run.id for run in wandb.Api().runs("/".join(filter(None, (self._entity, self._project)))))
+            return {run.id for run in wandb.Api().runs(self._path)}
         except ValueError:  # no such project: the first run makes it
-            return
+            return set()
 
     @contextmanager
     def _reached(self) -> Iterator[None]:

@@ -64,7 +64,7 @@ def frontier(request: Request, query: Annotated[Question, Query()], store: Opene
 
 def _answer(question: ResolvedQuestion, store: Store) -> dict[str, Any]:
     """The frontier, and the recommendation or why there is none."""
-    answer = StoredAnswer.of(question.workload, **question.conditions, store=store)
+    answer = StoredAnswer(question.workload, **question.conditions, store=store)
     frontier, recommended, message = answer.frontier, None, None
     try:
         recommended = answer.recommendation()

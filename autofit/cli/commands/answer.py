@@ -62,10 +62,7 @@ def frontier(
         if png is not None:
             write(png, [frontier_chart.png(answer)])
             tell_written(png)
-    if as_json:
-        print_json(answer.to_json())
-    else:
-        print(frontier_text(answer, memory_limit_bytes=limit))
+    print_json(answer.to_json()) if as_json else print(frontier_text(answer, memory_limit_bytes=limit))
 
 
 @options.expand_groups

@@ -66,12 +66,9 @@ def _changes(axis: Axis) -> str:
 def _list(every: tuple[Axis, ...]) -> str:
     rows = [("axis", "changes", "what it does, and its values, lightest in memory first")]
     for axis in every:
-        rows += [(axis.name, _changes(axis), axis.does), ("", "", _values(axis))]
+        values = ", ".join(map(spelled, axis.values)) or f"whole numbers; {axis.where}"
+        rows += [(axis.name, _changes(axis), axis.does), ("", "", values)]
     return f"{columns(rows)}\n\n{CHANGES}"
-
-
-def _values(axis: Axis) -> str:
-    return ", ".join(spelled(value) for value in axis.values) or f"whole numbers; {axis.where}"
 
 
 def _in_full(axis: Axis) -> str:

@@ -82,15 +82,11 @@ def record(
             request,
             out,
             _recorded,
-            time_budget_seconds=_seconds(time_budget),
-            trial_seconds=_seconds(trial_budget),
+            time_budget_seconds=None if time_budget is None else parse_duration(time_budget),
+            trial_seconds=None if trial_budget is None else parse_duration(trial_budget),
             covering=cover,
         )
     print_json(result.to_json()) if as_json else print(_how_far(result))
-
-
-def _seconds(budget: str | None) -> float | None:
-    return None if budget is None else parse_duration(budget)
 
 
 def _how_far(result: RecordResult) -> str:

@@ -58,10 +58,7 @@ def check(
 
     if schema:
         revision = check_schema(store)
-        if as_json:
-            print_json({"revision": revision})
-        else:
-            print(f"the store is at schema {revision}")
+        print_json({"revision": revision}) if as_json else print(f"the store is at schema {revision}")
         return
     report = examine(store)
     if as_json:

@@ -93,8 +93,7 @@ def diagnose(
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, or of standard input for `-`, in UTF-8 or, with a byte-order mark, in UTF-16; other bytes are
-    replaced. Raises `UsageError`."""
+    """The text of a file, or of standard input for `-`, in UTF-8 or UTF-16. Raises `UsageError`."""
     import codecs
     import sys
 

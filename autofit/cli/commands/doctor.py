@@ -73,15 +73,15 @@ def doctor(
 def _self_test(device: str, devices: int, out: str, time_limit: str, as_json: bool) -> None:
     """Try everything on the device; exit code 4 if anything fails or computes something else."""
     from autofit.cli.text.self_test import defects, keeper, line, report_text
-    from autofit.operations.self_test.finding import CheckResult
     from autofit.operations.self_test.running import self_test
-
-    def tell(check: CheckResult) -> None:
-        print(line(check), file=sys.stderr, flush=True)
 
     with resumable(f"what the self-test has shown so far is in {out}"):
         report = self_test(
-            device=device, ranks=devices, time_limit_seconds=parse_duration(time_limit), keep=keeper(out), tell=tell
+            device=device,
+            ranks=devices,
+            time_limit_seconds=parse_duration(time_limit),
+            keep=keeper(out),
+            tell=lambda check: print(line(check), file=sys.stderr, flush=True),
         )
     print_json(report.to_json()) if as_json else print(f"\n{report_text(report)}\n\nReport: {out}")
     for remedy in defects(report):

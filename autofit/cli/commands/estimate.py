@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from autofit.catalog.hardware import Card
     from autofit.core.device.hardware import Hardware
     from autofit.core.lattice import Config
+    from autofit.estimate.estimate import Estimate
+    from autofit.operations import Comparison, Estimation
     from autofit.planning.requests import WorkloadOptions
 
 
@@ -83,18 +84,26 @@ def estimate(
     read = partial(read_config, model=loaded(workload.model), trainer=workload.trainer)
     configs = {name: read(config, on=device) for name, device in devices.items()}
     other = None if explain is None else read(explain, on=devices[names[0]], changed=configs[names[0]])
+    asked = workload.asked()
     if len(configs) > 1:
         spreads = not given(context, "devices")
-        fits = _on_each(workload.asked(), configs, limit, per_hour, total, spreads=spreads, as_json=as_json)
+        fits = _on_each(asked, configs, limit, per_hour, total, spreads=spreads, as_json=as_json)
     else:
         ((name, chosen),) = configs.items()
-        on_one = _OnOne(workload=workload.asked(), config=chosen, hardware=name, limit=limit, as_json=as_json)
+        if name == "auto" and devices[name].kind == "cpu":
+            warn("there is no GPU here, so this is for the processor: name a card with --hardware")
         if other is not None:
-            fits = on_one.explain(other)
+            comparison = operations.Comparison(asked, hardware=name, memory_limit_bytes=limit)
+            fits = _explain(comparison, chosen, other, as_json=as_json)
         elif longest:
-            fits = on_one.longest(verbose=verbose)
+            fits = _find_longest(asked, chosen, name, limit, verbose=verbose, as_json=as_json)
         else:
-            fits = on_one.estimate(exact=exact, advice=not no_advice, html=html, verbose=verbose)
+            with Waiting():
+                estimation = operations.Estimation.of(
+                    asked, chosen, hardware=name, memory_limit_bytes=limit, exact=exact
+                )
+                prediction = estimation.estimate()
+            fits = _tell(estimation, prediction, advice=not no_advice, html=html, verbose=verbose, as_json=as_json)
     raise typer.Exit(0 if fits else 3)
 
 
@@ -106,10 +115,7 @@ def _check_together(context: typer.Context, *, several: bool) -> None:
             given(context, "longest"),
             ("seq_len", "explain", "exact", "html", "no_advice"),
         ),
-        "several cards are compared in a table": (
-            several,
-            ("longest", "explain", "exact", "html", "verbose"),
-        ),
+        "several cards are compared in a table": (several, ("longest", "explain", "exact", "html", "verbose")),
     }
     for reason, (chosen, others) in modes.items():
         if chosen and (idle := given(context, *others)):
@@ -119,8 +125,7 @@ def _check_together(context: typer.Context, *, several: bool) -> None:
 
 
 def _devices(names: list[str]) -> dict[str, Card | Hardware]:
-    """The device that each name of hardware stands for. Raises `UsageError` for one of several that is no card of the
-    catalog."""
+    """The device that each name stands for. Raises `UsageError` for one of several that is not in the catalog."""
     from autofit.catalog.hardware import card, cards, matching_cards
 
     if len(names) == 1 and names != ["all"]:
@@ -153,63 +158,47 @@ def _on_each(
     return any(row.fits for row in cards)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OnOne:
-    """A config on one kind of hardware. Each method prints one answer about it, and returns whether it fits."""
+def _explain(comparison: Comparison, config: Config, other: Config, *, as_json: bool) -> bool:
+    """Print why another config needs a different amount of memory; nothing is said of whether they fit."""
+    from autofit.cli.text.explanation import explanation_text
 
-    workload: WorkloadOptions
-    config: Config
-    hardware: str
-    limit: int | None
-    as_json: bool
+    explanation = comparison.explanation(config, other)
+    print_json(explanation.to_json()) if as_json else print(explanation_text(explanation))
+    return True
 
-    def __post_init__(self) -> None:
-        from autofit.trial.machine.detection import detect
 
-        if self.hardware == "auto" and detect()[0].kind == "cpu":
-            warn("there is no GPU here, so this is for the processor: name a card with --hardware")
+def _find_longest(
+    workload: WorkloadOptions, config: Config, hardware: str, limit: int | None, *, verbose: bool, as_json: bool
+) -> bool:
+    """Print how long sequences may be; whether those fit."""
+    from autofit.cli.text.predicted import longest_text
 
-    def explain(self, other: Config) -> bool:
-        """Why another config needs a different amount of memory; nothing is said of whether they fit."""
-        from autofit.cli.text.explanation import explanation_text
+    with Waiting("lengths predicted") as waiting:
+        longest = operations.longest_sequence(
+            workload, config, hardware=hardware, memory_limit_bytes=limit, report=waiting
+        )
+    print_json(longest.to_json()) if as_json else print(longest_text(longest, verbose=verbose))
+    return longest.estimate.likely_fits
 
-        comparison = operations.Comparison(self.workload, hardware=self.hardware, memory_limit_bytes=self.limit)
-        explanation = comparison.explanation(self.config, other)
-        print_json(explanation.to_json()) if self.as_json else print(explanation_text(explanation))
-        return True
 
-    def longest(self, *, verbose: bool) -> bool:
-        """How long sequences may be."""
-        from autofit.cli.text.predicted import longest_text
+def _tell(
+    estimation: Estimation, prediction: Estimate, *, advice: bool, html: Path | None, verbose: bool, as_json: bool
+) -> bool:
+    """Print what the config needs, and changes that help; whether it is likely to fit."""
+    from autofit.cli.text.predicted import advice_text, estimate_text
 
-        with Waiting("lengths predicted") as waiting:
-            longest = operations.longest_sequence(
-                self.workload, self.config, hardware=self.hardware, memory_limit_bytes=self.limit, report=waiting
-            )
-        print_json(longest.to_json()) if self.as_json else print(longest_text(longest, verbose=verbose))
-        return longest.estimate.likely_fits
+    if not as_json:
+        print(estimate_text(prediction, verbose=verbose), flush=True)
+    if advice:
+        with Waiting("changes tried") as waiting:
+            prediction = estimation.advised(waiting, of=prediction)
+    if as_json:
+        print_json(prediction.to_json())
+    elif advised := advice_text(prediction):
+        print(advised)
+    if html is not None:
+        # Comes second: a model that cannot be traced has an estimate but no timeline, which ends the program.
+        from autofit.export.charts import memory_chart
 
-    def estimate(self, *, exact: bool, advice: bool, html: Path | None, verbose: bool) -> bool:
-        """What the config needs, and changes that help."""
-        from autofit.cli.text.predicted import advice_text, estimate_text
-
-        with Waiting("configs predicted"):
-            estimation = operations.Estimation.of(
-                self.workload, self.config, hardware=self.hardware, memory_limit_bytes=self.limit, exact=exact
-            )
-            prediction = estimation.estimate()
-        if not self.as_json:
-            print(estimate_text(prediction, verbose=verbose), flush=True)
-        if advice:
-            with Waiting("changes tried") as waiting:
-                prediction = estimation.advised(waiting, of=prediction)
-        if self.as_json:
-            print_json(prediction.to_json())
-        elif advised := advice_text(prediction):
-            print(advised)
-        if html is not None:
-            # Comes second: a model that cannot be traced has an estimate but no timeline, which ends the program.
-            from autofit.export.charts import memory_chart
-
-            write_page(html, memory_chart.figure(estimation.timeline(), prediction, estimation.job))
-        return prediction.likely_fits
+        write_page(html, memory_chart.figure(estimation.timeline(), prediction, estimation.job))
+    return prediction.likely_fits

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from autofit.cli import options
 from autofit.cli.output import columns, print_json
-
-if TYPE_CHECKING:
-    from autofit.core.device.probe import Probe
 
 
 def probe(
@@ -31,18 +28,13 @@ def probe(
       autofit probe
       autofit probe --model llama-3.1-8b --fresh
     """
+    from autofit.core.device.probe_findings import findings, table
     from autofit.prediction import probing
 
     result, measured = probing.probe(device=device, model=model, fresh=fresh, store=store)
     if as_json:
         print_json(result.to_json())
         return
-    _show(result, measured)
-
-
-def _show(result: Probe, measured: bool) -> None:
-    from autofit.core.device.probe_findings import findings, table
-
     when = f"measured in {result.seconds:.1f} s" if measured else f"measured on {result.recorded_at}, kept in the store"
     print(f"{result.hardware.name} ({result.hardware.device_name}), shapes of {result.model}, {when}")
     for sentence in findings(result):

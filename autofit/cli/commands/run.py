@@ -120,18 +120,16 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
     run = operations.search_over_devices if fewer_devices else operations.search
     with resumable(RESUMES), nothing_fits_as_json(as_json), ProgressDisplay() as display:
         result = run(request, display)
-    results = list(result.results.values()) if isinstance(result, operations.OverDevices) else [result]
+    several = result if isinstance(result, operations.OverDevices) else None
+    results = [result] if isinstance(result, operations.SearchResult) else list(result.results.values())
     warn_of_emulated_bf16(results[0].frontier.hardware)
     warn_of_contradictions(sum(r.frontier.contradictory for r in results))
     if as_json:
         print_json(result.to_json())
-    else:
-        best = result.best if isinstance(result, operations.OverDevices) else result
-        remarks = remarks_on(best.recommendation, request.workload.model)
-        if isinstance(result, operations.OverDevices):
-            print(over_devices_text(result, remarks))
-        else:
-            print(result_text(result, remarks))
+        return
+    best = results[0] if several is None else several.best
+    remarks = remarks_on(best.recommendation, request.workload.model)
+    print(result_text(best, remarks) if several is None else over_devices_text(several, remarks))
 
 
 def _search_each(request: SearchRequest, names: list[str], prices: dict[str, float], *, as_json: bool) -> None:
@@ -204,12 +202,10 @@ def trial(
 
 
 EXIT_CODES = {"fits": 0, "unsupported": 2, "out_of_memory": 3, "timed_out": 3, "crashed": 3, "diverged": 3}
-"""Exit code of `trial` by outcome: 3 for a config that does not train here within its limits, whichever it hit. If the
-machinery crashed rather than the config, the exit code is 4."""
+"""Exit code of `trial` by outcome. If the machinery crashed rather than the config, it is 4."""
 
 
 def preview_text(plan: dict[str, Any]) -> str:
-
     rows = [
         ("hardware", plan["hardware"]["name"]),
         ("space", plan["space"]),

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def cards_text(cards: list[OnCard], prices: Mapping[str, float], tokens: int | None = None, devices: int = 1) -> str:
-    """The smallest card that fits and the cheapest, then a line for each card.
-
-    A line names the number of cards if it is not `devices`. With `tokens`, it says how long so many take and, where
-    there is a price, what they cost."""
+    """The smallest card that fits and the cheapest, then a line for each, with the time of `tokens`."""
     rows: list[tuple[str, ...]] = [
         ("card", "memory", "verdict", "tokens/s", "error", "per million tokens", "time", "cost")
     ]
@@ -77,9 +74,7 @@ def _verdict(cards: list[OnCard], costs: Mapping[str, float], devices: int) -> l
     if first.devices != devices:
         sharding = first.estimate.config["sharding"] if first.estimate else ""
         sentences = [f"No card is sure to hold it alone: {_card_name(first, devices)} with sharding={sharding} do."]
-    launch_bound = [
-        row for row in fit if row.trial is None and row.estimate is not None and row.estimate.waits_for_launches
-    ]
+    launch_bound = [row for row in fit if row.trial is None and row.estimate and row.estimate.waits_for_launches]
     if launch_bound:
         names = "all of them" if 1 < len(launch_bound) == len(fit) else ", ".join(row.name for row in launch_bound)
         sentences.append(f"The host, which launches operations, limits the speed of {names}: try a larger micro_batch.")

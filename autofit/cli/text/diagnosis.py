@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
 from autofit.cli.text.phrases import EFFECTS, total_text
-from autofit.cli.text.predicted import advice_rows, change_rows, memory_text, verdict_text
+from autofit.cli.text.predicted import advice_rows, change_rows, memory_text, share_rows, verdict_text
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
 
@@ -47,13 +47,8 @@ def diagnosis_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
     parts.append(f"{verdict_text(estimate)}{without}\n{_request(diagnosis)}")
     if diagnosis.failure is not None:
         parts.append(failure_text(diagnosis.failure))
-    share = sorted(estimate.breakdown.items(), key=lambda part: -part[1])
-    rows = [
-        (f"  {name.replace('_', ' ')}", f"{format_bytes(size)} ({size / estimate.device_bytes:.0%})")
-        for name, size in share
-        if size
-    ]
-    parts.append(columns([("at the peak", PHASES[estimate.peak_phase]), *rows]))
+    largest_first = sorted(estimate.breakdown.items(), key=lambda part: -part[1])
+    parts.append(columns([("at the peak", PHASES[estimate.peak_phase]), *share_rows(estimate, largest_first)]))
     if not_covered := _not_covered(diagnosis, verbose=verbose):
         parts.append(columns(not_covered))
     return "\n\n".join(parts)
@@ -75,7 +70,6 @@ def changes_text(diagnosis: Diagnosis, *, verbose: bool = False) -> str:
 
 
 def _edit_text(remedy: Remedy) -> str:
-    """How the file is to be changed."""
     if remedy.diff is not None:
         return remedy.diff.rstrip("\n")
     settings = remedy.settings.items()

@@ -37,7 +37,6 @@ def explanation_text(explanation: Explanation) -> str:
 
 
 def step_text(step: Step) -> str:
-    """One change: how much it saves, and why."""
     change = ",".join(f"{axis}={'-' if value is None else value}" for axis, value in step.change.items())
     sentence = f"{change} {'saves' if step.saved_bytes >= 0 else 'costs'} {format_bytes(abs(step.saved_bytes))}"
     return "\n  ".join([sentence, *step.reasons])

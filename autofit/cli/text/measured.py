@@ -32,20 +32,16 @@ def spread_text(spread: float | None) -> str:
 
 
 def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
-    """What the frontier is of; then its points, lightest first, a table per method. Those over the limit are marked.
-    With several devices, memory is per device, and speed is given both in total and per device."""
+    """What the frontier is of; then its points, lightest first, a table per method. Those over the limit are marked."""
     workload = frontier.workload
     limit = memory_limit(memory_limit_bytes, frontier.hardware, workload.devices)
-
-    def spread(point: Point) -> str:
-        return spread_text(point.relative_spread)
 
     def config(point: Point) -> str:
         is_over = point.device_bytes > limit
         return short(point.config) + " (over the limit)" * is_over + " (in doubt)" * point.in_doubt
 
     tables = [
-        points_table(points, workload.devices, {"spread": spread, method: config})
+        points_table(points, workload.devices, {"spread": lambda p: spread_text(p.relative_spread), method: config})
         for method, points in by_method(frontier.points).items()
     ]
     heading = frontier_heading("Frontier", frontier.hardware.name, workload, limit)
@@ -70,9 +66,8 @@ def recommendation_text(answer: Recommendation, remarks: Sequence[str] = ()) -> 
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
-    lines += [f"  {remark}" for remark in (*[IN_DOUBT] * answer.point.in_doubt, *remarks)]
-    if answer.hardware.is_emulated:
-        lines.append(f"  {EMULATED}")
+    doubts, emulated = [IN_DOUBT] * answer.point.in_doubt, [EMULATED] * answer.hardware.is_emulated
+    lines += [f"  {remark}" for remark in (*doubts, *remarks, *emulated)]
     if m.leak_bytes_per_step:
         lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
     lines += training_lines(answer.changes_training, answer.workload, answer.point.config)

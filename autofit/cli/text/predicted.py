@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
@@ -34,26 +34,36 @@ if TYPE_CHECKING:
     from autofit.prediction.predicted_frontier import PredictedChoice, PredictedFrontier
 
 
+CLOSE = "fits only as the allocator gives unused memory back, which slows steps down"
+
+
 def estimate_text(estimate: Estimate, *, verbose: bool = False) -> str:
-    """An estimate as text for people, the verdict first, without advice; `verbose` adds the allocator's figures and
-    what is assumed."""
-    share = {
-        name: f"{format_bytes(size)} ({size / estimate.device_bytes:.0%})" for name, size in estimate.breakdown.items()
-    }
+    """The verdict, the speed and where the memory goes; `verbose` adds the allocator's figures and what is assumed."""
+    memory = f"{format_bytes(estimate.device_bytes)} at the peak{on_each(estimate.devices)}, {memory_text(estimate)}"
     rows = [
         ("config", _departures(estimate.config)),
-        (
-            "memory",
-            f"{format_bytes(estimate.device_bytes)} at the peak{on_each(estimate.devices)}, {memory_text(estimate)}",
-        ),
-        *((f"  {name.replace('_', ' ')}", share[name]) for name, size in estimate.breakdown.items() if size),
+        ("memory", memory),
+        *share_rows(estimate, estimate.breakdown.items()),
         *host_rows(estimate),
         *checkpoint_rows(estimate),
         *([("close", CLOSE)] if estimate.gives_back_cache and estimate.fits_device else []),
         *([("evaluation", _in_evaluation(estimate))] if estimate.peak_phase == EVALUATION else []),
-        *(_details(estimate) if verbose else ()),
     ]
+    if verbose:
+        rows += [
+            ("allocated", format_bytes(estimate.peak_allocated_bytes)),
+            ("reserved", format_bytes(estimate.peak_reserved_bytes)),
+            ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in estimate.phase_peaks.items())),
+            *(("assumed", sentence) for sentence in estimate.assumptions),
+            ("estimated in", format_duration(estimate.seconds_to_estimate)),
+        ]
     return f"{verdict_text(estimate)}\n{speed_text(estimate)}\n\n{columns(rows)}"
+
+
+def share_rows(estimate: Estimate, parts: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
+    """Parts of the memory at the peak, each with its share; none for what takes nothing."""
+    shares = {name: f"{format_bytes(size)} ({size / estimate.device_bytes:.0%})" for name, size in parts if size}
+    return [(f"  {name.replace('_', ' ')}", share) for name, share in shares.items()]
 
 
 def advice_text(estimate: Estimate) -> str:
@@ -74,23 +84,10 @@ def longest_text(longest: Longest, *, verbose: bool = False) -> str:
     return f"{verdict}\n\n{estimate_text(longest.estimate, verbose=verbose)}"
 
 
-CLOSE = "fits only as the allocator gives unused memory back, which slows steps down"
-
-
 def _in_evaluation(estimate: Estimate) -> str:
     training = max(size for phase, size in estimate.phase_peaks.items() if phase != EVALUATION)
     less = format_bytes(estimate.phase_peaks[EVALUATION] - training)
     return f"sets the peak: training alone allocates {less} less. Fewer sequences at a time (--eval-batch) take less"
-
-
-def _details(estimate: Estimate) -> list[tuple[str, str]]:
-    return [
-        ("allocated", format_bytes(estimate.peak_allocated_bytes)),
-        ("reserved", format_bytes(estimate.peak_reserved_bytes)),
-        ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in estimate.phase_peaks.items())),
-        *(("assumed", sentence) for sentence in estimate.assumptions),
-        ("estimated in", format_duration(estimate.seconds_to_estimate)),
-    ]
 
 
 def _departures(config: Config) -> str:
@@ -126,7 +123,7 @@ def room_text(estimate: Estimate) -> str:
 
 
 def short_text(estimate: Estimate) -> str:
-    """By how much it does not fit: what the host lacks if the device has room, else what is over the limit."""
+    """By how much it does not fit, be it the device or the host."""
     if estimate.fits_device:
         return f"{format_bytes(estimate.host_short_bytes)} more than the host's memory"
     return room_text(estimate)
@@ -172,8 +169,7 @@ def checkpoint_rows(estimate: Estimate) -> list[tuple[str, str]]:
 
 
 def advice_rows(estimate: Estimate, *, of: str = "") -> list[tuple[str, str]]:
-    """What would make it fit, or make it faster; no row if no such change is known. `of` says which changes were looked
-    at, where it was not all."""
+    """What would make it fit, or faster, if anything. `of` says which changes were looked at, if not all."""
     if estimate.advice:
         heading = "faster with" if estimate.likely_fits else "fits with"
         changes = {", ".join(change.roles): change for change in estimate.advice}
@@ -197,8 +193,7 @@ def advice_rows(estimate: Estimate, *, of: str = "") -> list[tuple[str, str]]:
 
 
 def change_rows(heading: str, changes: Mapping[str, Change], stated: float | None = None) -> list[tuple[str, str]]:
-    """The changes by name, under a heading, and how far their speeds may be off where that is more than is `stated`
-    above: those of some axes are off by more than others."""
+    """The changes by name, under a heading, and how far their speeds may be off where that is more than is `stated`."""
     errors = [round(change.estimate.relative_error or 0.0, 2) for change in changes.values()]
     known = round(stated or 0.0, 2)
     least, rows = max(known, min(errors)), [(heading, "")]
@@ -272,15 +267,10 @@ def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:
 def speed_text(estimate: Estimate) -> str:
     """The predicted speed, and how far it may be off."""
     if estimate.tokens_per_second is None or estimate.relative_error is None:
-        reason = (
-            "the step was not traced" if estimate.memory_error else f"the speed of {estimate.hardware} is not known"
-        )
-        return f"speed not predicted: {reason}"
-    basis = (
-        counted(estimate.calibrated_on, "trial")
-        if estimate.calibrated_on
-        else f"no trial yet{'' if estimate.stand_in is None else f': guessed from {estimate.stand_in}'}"
-    )
+        unknown = f"the speed of {estimate.hardware} is not known"
+        return f"speed not predicted: {'the step was not traced' if estimate.memory_error else unknown}"
+    basis = "no trial yet" + ("" if estimate.stand_in is None else f": guessed from {estimate.stand_in}")
+    basis = counted(estimate.calibrated_on, "trial") if estimate.calibrated_on else basis
     utilisation = "" if estimate.mfu is None else f", MFU {estimate.mfu:.0%}"
     speed = total_text(estimate.tokens_per_second, estimate.devices)
     held_up = "; the host, which launches operations, is what limits it" if estimate.waits_for_launches else ""

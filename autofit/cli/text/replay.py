@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from autofit.bench.score import Ended, Quantiles, Score
 
 NEVER = "never"
-"""Printed where half (or nine tenths) of the seeds never got there; in place of a regret, where they found nothing that
-fits."""
+"""Printed where half (or nine tenths) of the seeds never got there, or found nothing that fits."""
 
 
 def replay_text(result: ReplayResult) -> str:
@@ -65,8 +64,7 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
 
 
 def _end(name: str, ended: Ended) -> list[str]:
-    """When the method stopped of its own accord, and how far its best then was from the table's best; then how far what
-    it recommended was from that, the bound that it stated, and how often this held."""
+    """When the method stopped of its own accord and how far from the best; what it recommended and stated."""
     lines = [
         f"{name} stopped by itself for {ended.seeds} of the seeds, after {_pair(ended.trials)} trials, "
         f"{_pair(ended.seconds)} s, {_pair(ended.out_of_memory)} out of memory, "

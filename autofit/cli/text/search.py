@@ -13,7 +13,6 @@ from autofit.operations.searching.over_devices import NEAR
 from autofit.techniques.short_text import short
 
 if TYPE_CHECKING:
-    from autofit.core.frontier import Recommendation
     from autofit.operations import OverDevices, OverHardware, SearchResult
     from autofit.operations.searching.result import Disturbed
 
@@ -27,30 +26,10 @@ WHY_WIDE = (
 
 
 def result_text(result: SearchResult, remarks: Sequence[str] = ()) -> str:
-    """What is recommended and what finding it took, in two sentences; then the frontier, the recommendation in full,
-    and what else the search has seen. `remarks` as for `recommendation_text`."""
+    """The result in brief, the frontier, the recommendation with `remarks`, and what else the search has seen."""
     best = result.recommendation
-    parts = (
-        f"{_verdict(best)}\n{counted(result.trials, 'trial')} ({result.out_of_memory} out of memory) in "
-        f"{format_duration(result.seconds)}; stopped because {result.stopped_because}.",
-        frontier_text(result.frontier, memory_limit_bytes=best.memory_limit_bytes),
-        recommendation_text(best, remarks),
-        "\n".join(_notes(result)),
-    )
-    return "\n\n".join(parts)
-
-
-def _verdict(best: Recommendation) -> str:
     m, devices = best.point.measurement, best.workload.devices
-    return (
-        f"Recommended: {short(best.point.config)}: {total_text(m.tokens_per_second, devices)}, "
-        f"{format_bytes(m.device_bytes)} of {format_bytes(best.memory_limit_bytes)}{on_each(devices)}."
-    )
-
-
-def _notes(result: SearchResult) -> list[str]:
-    """What else is worth knowing, a line each."""
-    return [
+    notes = (
         *([] if result.regret_bound is None else [_regret(result.regret_bound)]),
         *result.impractical,
         *result.emulated,
@@ -58,7 +37,17 @@ def _notes(result: SearchResult) -> list[str]:
         f"{result.ruled_out} ruled out without running.",
         *_disturbed(result.disturbed),
         *_left_out(result),
-    ]
+    )
+    parts = (
+        f"Recommended: {short(best.point.config)}: {total_text(m.tokens_per_second, devices)}, "
+        f"{format_bytes(m.device_bytes)} of {format_bytes(best.memory_limit_bytes)}{on_each(devices)}.\n"
+        f"{counted(result.trials, 'trial')} ({result.out_of_memory} out of memory) in "
+        f"{format_duration(result.seconds)}; stopped because {result.stopped_because}.",
+        frontier_text(result.frontier, memory_limit_bytes=best.memory_limit_bytes),
+        recommendation_text(best, remarks),
+        "\n".join(notes),
+    )
+    return "\n\n".join(parts)
 
 
 def _left_out(result: SearchResult) -> list[str]:
@@ -99,31 +88,26 @@ def _regret(bound: float) -> str:
 def over_hardware_text(searches: OverHardware, prices: Mapping[str, float]) -> str:
     """What each kind of hardware gives and costs, after the fastest and the cheapest."""
     rows = [("hardware", "tokens/s", "memory of each", "per million tokens", "config")]
-    costs = {}
+    costs = {row.name: cost for row in searches.rows if (cost := searches.cost(row, prices)) is not None}
     for row in searches.rows:
-        r = row.recommendation
-        if r is None:
+        if row.recommendation is None:
             rows.append((row.name, "", "", "", row.reason or ""))
             continue
-        cost = searches.cost(row, prices)
-        if cost is not None:
-            costs[row.name] = cost
-        price = "" if cost is None else f"{cost:,.4g}"
-        speed = f"{r.point.tokens_per_second:,.0f}"
-        rows.append((row.name, speed, format_bytes(r.point.device_bytes), price, short(r.point.config)))
-    first = searches.rows[0]
-    assert first.recommendation is not None, "else the search would have raised"
-    sentences = [f"{first.name} is the fastest: {first.recommendation.point.tokens_per_second:,.0f} tokens/s."]
+        point = row.recommendation.point
+        price = f"{costs[row.name]:,.4g}" if row.name in costs else ""
+        speed = f"{point.tokens_per_second:,.0f}"
+        rows.append((row.name, speed, format_bytes(point.device_bytes), price, short(point.config)))
+    answered = [(row, row.recommendation) for row in searches.rows if row.recommendation is not None]
+    first, fastest = answered[0]  # there is one, else the search would have raised
+    sentences = [f"{first.name} is the fastest: {fastest.point.tokens_per_second:,.0f} tokens/s."]
     sentences += cheapest_text(costs)
-    earlier = [
+    remarks = [
         f"{row.name}: what earlier trials have shown; its search did not succeed: {row.reason}"
-        for row in searches.rows
-        if row.recommendation is not None and row.reason is not None
+        for row, _ in answered
+        if row.reason is not None
     ]
-    emulated = (
-        [EMULATED] if any(r.recommendation and r.recommendation.hardware.is_emulated for r in searches.rows) else []
-    )
-    return "\n\n".join([" ".join(sentences), columns(rows, right=frozenset({1, 2, 3})), *earlier, *emulated])
+    remarks += [EMULATED] if any(answer.hardware.is_emulated for _, answer in answered) else []
+    return "\n\n".join([" ".join(sentences), columns(rows, right=frozenset({1, 2, 3})), *remarks])
 
 
 def over_devices_text(searches: OverDevices, remarks: Sequence[str] = ()) -> str:
@@ -134,8 +118,7 @@ def over_devices_text(searches: OverDevices, remarks: Sequence[str] = ()) -> str
             rows.append((str(devices), "", "", "", str(searches.unanswered[devices])))
             continue
         point = searches.results[devices].recommendation.point
-        speed = point.measurement.tokens_per_second
-        memory = format_bytes(point.measurement.device_bytes)
+        memory, speed = format_bytes(point.device_bytes), point.tokens_per_second
         rows.append((str(devices), memory, f"{speed:,.0f}", f"{speed / devices:,.0f}", short(point.config)))
     best, fewest = searches.best, searches.fewest
     sentences = [f"Fastest with {best.recommendation.point.method}: {_devices_and_speed(best)}."]
@@ -148,5 +131,5 @@ def over_devices_text(searches: OverDevices, remarks: Sequence[str] = ()) -> str
 
 
 def _devices_and_speed(result: SearchResult) -> str:
-    devices, speed = result.frontier.workload.devices, result.recommendation.point.measurement.tokens_per_second
+    devices, speed = result.frontier.workload.devices, result.recommendation.point.tokens_per_second
     return f"{counted(devices, 'device')}, {total_text(speed, devices)}"

@@ -57,8 +57,7 @@ def _remark(check: CheckResult) -> str:
 
 
 def keeper(file: str) -> Callable[[Report], None]:
-    """Writes each report in place of the one before. Raises for a file that cannot be written at all; once checks have
-    run, a disk that fills up is only a warning."""
+    """Writes each report in place of the one before. Raises if the first cannot be written; later ones only warn."""
     path, warned = Path(file), False
     if file == STDOUT:
         raise UsageError("--out needs a file, which is written anew after every check: use --json for standard output")

@@ -1,5 +1,4 @@
-"""What a run takes of a device beyond the estimate of its config, which has neither the formats of its weights nor
-gradients that stay whole."""
+"""What a run takes of a device beyond the estimate of its config: other formats of weights, and whole gradients."""
 
 from __future__ import annotations
 

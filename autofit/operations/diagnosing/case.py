@@ -43,9 +43,8 @@ class Case(Expressible):
         missed_bytes: int | None = None,
         emulated: str | None = None,
     ) -> None:
-        """With `edited`, the file with these edits, whose effect is `effect`: changes are then those edits and what
-        helps beside them. `missed_bytes` are what predictions missed of the file as it is. `emulated` says why it was
-        edited to train in fp16."""
+        """The file with these edits, whose effect is `effect`. Predictions missed `missed_bytes` of it as it is.
+        `emulated` says why it was edited to train in fp16."""
         self._file, self.reader, self.request = file, reader, reader.request
         self.edited, self._effect, self.emulated = dict(edited or {}), effect, emulated
         self.values = applied(file.values, self.edited)
@@ -80,8 +79,7 @@ class Case(Expressible):
             raise UsageError(f"what {self._file.name} asks for cannot be estimated: {error}") from error
 
     def estimation_of(self, options: WorkloadOptions, config: Config) -> Estimation:
-        """Of a config on this card. Emulated bf16 takes the memory of any other; its speed is not known. Raises
-        `UsageError` for a config that cannot work."""
+        """Of a config on this card: emulated bf16 has no known speed. Raises `UsageError` for one that cannot work."""
         calibration, limit = calibrated(options, self.request.hardware, self.request.memory_limit_bytes, None)
         if self.only_bf16 is not None:
             hardware = replace(calibration.job.hardware, bf16=True)
@@ -91,8 +89,7 @@ class Case(Expressible):
         return Estimation(calibration=calibration, config=config, memory_limit_bytes=limit)
 
     def on_card(self) -> Case:
-        """The file or, where the card only emulates the bf16 that it asks for, the file edited to train in fp16. Raises
-        `UsageError` where it cannot be edited so."""
+        """The file, edited to train in fp16 where the card only emulates its bf16. Raises `UsageError`."""
         if self.estimation.config == self.run.config:
             return self
         reason = self._asks_for_bf16(self.estimation.job.hardware.name)
@@ -123,8 +120,7 @@ class Case(Expressible):
 
     @cached_property
     def estimate(self) -> Estimate:
-        """Of the config alone, without advice, under the limit less what the run takes beyond it. Where that leaves
-        nothing, under the limit itself."""
+        """Of the config alone, without advice, under what the run leaves of the limit or, if nothing, all of it."""
         return self._alone.estimate()
 
     def advised(self, report: Callable[[int], None]) -> Estimate:
@@ -140,8 +136,7 @@ class Case(Expressible):
         return replace(self.estimation, memory_limit_bytes=room_bytes) if room_bytes > 0 else self.estimation
 
     def whole(self, estimate: Estimate) -> Estimate:
-        """An estimate of a config that the file can ask for, with what that run takes beyond it, under the whole limit.
-        Its changes are left out: they are remedies."""
+        """An estimate with all that the run takes, under the whole limit, without changes: they are remedies."""
         _, run = self._reached[estimate.config]
         lightest = estimate.lightest and replace(estimate.lightest, estimate=self.whole(estimate.lightest.estimate))
         counted = of_whole_run(estimate, run, self.estimation, self.missed_bytes)
@@ -157,8 +152,7 @@ class Case(Expressible):
         return max(estimate.phase_peaks[phase] for phase in PHASES) + sum(self.beyond.values())
 
     def nearest_expressible(self, config: Config) -> Config | None:
-        """The config that the file asks for once it is edited towards `config`, which it may be unable to express; None
-        where it cannot be edited so."""
+        """The config that the file asks for once it is edited towards `config`; None where it cannot be edited so."""
         values, read = self.values, self.reader.read
         try:
             before, after = self._task(self.run.config), self._task(config)
@@ -182,8 +176,7 @@ class Case(Expressible):
 
     @property
     def synchronising(self) -> dict[KeyPath, Any]:
-        """The edit that has FSDP scatter gradients after each micro-batch; none where the settings that hold its key
-        are in another file."""
+        """The edit that has FSDP scatter gradients after each micro-batch; none where its key is in another file."""
         return {} if isinstance(self.values.get(SYNC_EACH_BATCH[0]), str) else {SYNC_EACH_BATCH: True}
 
     def extra_bytes(self, config: Config) -> int:
@@ -201,13 +194,9 @@ class Case(Expressible):
         edits = {**self.edited, **self._reached[change.estimate.config][0]}
         text = self._file.changed(edits)
         values = {**{path[-1]: value for path, value in self.edited.items()}, **change.values}
+        effect, estimate = max(change.effect, self._effect), self.whole(change.estimate)
         return Remedy(
-            change=replace(
-                change,
-                values=values,
-                effect=max(change.effect, self._effect),
-                estimate=self.whole(change.estimate),
-            ),
+            change=replace(change, values=values, effect=effect, estimate=estimate),
             settings={".".join(path): None if value is REMOVED else value for path, value in edits.items()},
             diff=None if text is None else self._file.diff(text),
         )

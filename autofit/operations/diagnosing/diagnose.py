@@ -28,17 +28,14 @@ OLDER_TRL = (
 
 
 def diagnose(path: Path, user: DiagnosisRequest) -> Diagnosis:
-    """Whether the run that a trainer's file asks for fits a card, and the changes to the file that help. Raises what
-    `read_case` raises."""
+    """Whether the run that a trainer's file asks for fits a card, and what helps. Raises what `read_case` raises."""
     return advised(read_case(path, user))
 
 
 def read_case(path: Path, user: DiagnosisRequest) -> Case:
     """A trainer's file on a card, read.
 
-    Raises `UsageError` for what is no trainer's file, for a value that the trainer would refuse, for what the file
-    leaves open and the user does not say, and for a config that cannot be estimated; `EnvironmentLacks` for a model
-    that cannot be found here.
+    Raises `UsageError` for what is unclear or cannot be trained, `EnvironmentLacks` for a model that is not here.
     """
     if user.devices is not None:
         check_count("devices", user.devices)
@@ -94,18 +91,15 @@ def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple
     """The request with the card and limit of the error's text, where the user names none; and notes on them."""
     notes, failure = [], user.failure
     if failure is not None and failure.capacity_bytes is not None:
-        if user.hardware == "auto":
-            similar = cards_of_size(failure.capacity_bytes)
-            if similar:
-                user = replace(user, hardware=similar[0].name)
-                others = f", and could be {' or '.join(card.name for card in similar[1:])}" if similar[1:] else ""
-                notes.append(
-                    f"the error's card has {format_bytes(failure.capacity_bytes)}: taken for {similar[0].name}{others}"
-                )
+        similar, memory = cards_of_size(failure.capacity_bytes), format_bytes(failure.capacity_bytes)
+        if user.hardware == "auto" and similar:
+            user = replace(user, hardware=similar[0].name)
+            others = f", and could be {' or '.join(card.name for card in similar[1:])}" if similar[1:] else ""
+            notes.append(f"the error's card has {memory}: taken for {similar[0].name}{others}")
         named = requested_card(user.hardware)
-        is_card_of_error = named is None or named in cards_of_size(failure.capacity_bytes)
+        is_card_of_error = named is None or named in similar
         if not is_card_of_error:
-            notes.append(f"the error is of another card, with {format_bytes(failure.capacity_bytes)}")
+            notes.append(f"the error is of another card, with {memory}")
         if user.memory_limit_bytes is None and is_card_of_error:
             card = named or detect()[0]
             free = min(failure.capacity_bytes, card.memory_bytes)  # the text rounds to two decimals

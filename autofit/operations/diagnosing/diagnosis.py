@@ -36,16 +36,14 @@ class Diagnosis:
     """Of the file as it is (but see `emulated`). Its own advice is in `remedies`."""
     remedies: tuple[Remedy, ...] = ()
     in_script: Mapping[str, Change] = field(default_factory=dict, hash=False)
-    """What the user's script may do -> what fits then. Looked at where the file can say nothing that trains the
-    same."""
+    """What the user's script may do -> what fits then. Empty where the file can say what trains the same."""
     notes: tuple[str, ...] = ()
     """How the card was found, and what else explains the verdict; one sentence each."""
     notes_on_changes: tuple[str, ...] = ()
     """What explains the changes, or that there are none; one sentence each."""
     failure: ReportedOutOfMemory | None = None
     emulated: str | None = None
-    """Set where the card only emulates the bf16 that the file asks for: `run`, `estimate` and changes are then of the
-    file with fp16 in its place, and each of the changes makes that one, too."""
+    """Set where the card only emulates the file's bf16: everything else is then of the file with fp16 in its place."""
 
     @property
     def fits(self) -> bool:
@@ -62,7 +60,10 @@ class Diagnosis:
             "devices": self.options.devices,
             "estimate": replace(self.estimate, advice=()).to_json(),
             "changes": [remedy.to_json() for remedy in self.remedies],
-            "in_script": [_scripted(script, change) for script, change in self.in_script.items()],
+            "in_script": [
+                {"script": script, **{key: value for key, value in change.to_json().items() if key != "roles"}}
+                for script, change in self.in_script.items()
+            ],
             "assumed": list(run.assumed),
             "not_counted": [part.to_json() for part in run.not_counted],
             "unknown_keys": [key.to_json() for key in run.unknown],
@@ -70,10 +71,6 @@ class Diagnosis:
             "emulated": self.emulated,
             "traceback": None if self.failure is None else self.failure.to_json(),
         }
-
-
-def _scripted(script: str, change: Change) -> dict[str, Any]:
-    return {"script": script, **{key: value for key, value in change.to_json().items() if key != "roles"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ from autofit.trainers.edits import newest_keys
 from autofit.trainers.out_of_memory import ReportedOutOfMemory
 
 DOUBTFUL = 0.15
-"""Share of a prediction by which an error may contradict it: one that does by more may be another run's. A guess, above
-what emulated cards have shown predictions to be off by (12 %, benchmarks/README.md)."""
+"""Share of a prediction above which an error that contradicts it may be another run's. A guess, above what emulated
+cards have shown predictions to be off by (12 %, benchmarks/README.md)."""
 DOUBT = ": is the error of this run?"
 OF_A_LOGIT = 12
 """Bytes: a logit and its gradient, both in 16 bits and in fp32 (`ForCausalLMLoss` of transformers widens them)."""
@@ -91,10 +91,8 @@ def _on_earlier_phases(case: Case, failure: ReportedOutOfMemory, estimate: Estim
     for phase in PHASES[: PHASES.index(failure.phase)]:
         least = estimate.phase_peaks[phase] - not_yet
         if (1 - DOUBTFUL) * least > case.estimation.memory_limit_bytes:
-            yield (
-                f"the error came in the {failure.phase} phase, but the {phase} phase before it should take "
-                f"{format_bytes(least)}{DOUBT}"
-            )
+            earlier = f"the {phase} phase before it should take {format_bytes(least)}"
+            yield f"the error came in the {failure.phase} phase, but {earlier}{DOUBT}"
             if case.run.config["checkpointing"] == "none":
                 key = "disable_gradient_checkpointing: false"
                 key = key if case.run.trainer == "llamafactory" else "gradient_checkpointing: true"

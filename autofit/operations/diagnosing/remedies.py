@@ -22,8 +22,7 @@ from autofit.techniques.axes.sharding import has_own_mixed_precision
 from autofit.trainers.edits import KeyPath, spelled_option
 
 ROOM = 0.08
-"""Share left to fragmentation and to the prediction's error before an evaluation counts as one that fits; the answer
-is then judged as every other."""
+"""Share left to fragmentation and to the prediction's error before an evaluation counts as one that fits."""
 IN_SCRIPT: Mapping[str, Mapping[str, Value]] = {
     "dtype=torch.bfloat16": {"precision": "bf16"},
     "LoRA": {"method": "lora"},
@@ -33,9 +32,8 @@ IN_SCRIPT: Mapping[str, Mapping[str, Value]] = {
 
 
 def remedies(case: Case, estimate: Estimate, report: Callable[[int], None]) -> Sequence[Remedy]:
-    """What helps, of which `estimate` has the changes to the config. If the file fits as it was edited, these edits do.
-    One that fits and has failed all the same may have failed in evaluation or saving. One that does not fit may fit
-    with changes to its config, or with other keys."""
+    """What helps, of which `estimate` has the changes to the config. A file that fits as it was edited needs these
+    edits; one that fits and has failed all the same may have failed in evaluation or saving."""
     fits = case.whole(estimate).likely_fits
     if fits and case.edited:
         return [case.remedy(Change(values={}, effect=Effect.EXACT, estimate=estimate, roles=("smallest",)))]
@@ -57,8 +55,7 @@ def _edit(key_and_value: tuple[str, Any] | None) -> dict[KeyPath, Any]:
 
 
 def _after(case: Case, edits: Mapping[KeyPath, Any], effect: Effect, report: Callable[[int], None]) -> Sequence[Remedy]:
-    """The remedies that begin with these edits; none without any, or where the file then asks for what the trainer or
-    the card cannot do."""
+    """The remedies that begin with these edits; none where the trainer or the card cannot do them."""
     if not edits:
         return ()
     try:
@@ -103,8 +100,7 @@ def _half_as_many_evaluated(case: Case) -> dict[KeyPath, Any]:
 
 
 def _saved_in_shards(case: Case) -> dict[KeyPath, Any]:
-    """The edit after which FSDP gathers nothing to save it, where that is what failed; none if it does not, or if its
-    settings are in another file."""
+    """The edit after which FSDP gathers nothing to save it, where that is what failed and the file has the settings."""
     is_gathered = case.run.config.text("sharding").startswith("fsdp") and not case.run.saves_in_shards
     failed_so = case.request.failure is not None and case.request.failure.phase == "saving"
     if not (is_gathered and failed_so) or isinstance(case.values.get("fsdp_config"), str):
@@ -113,8 +109,7 @@ def _saved_in_shards(case: Case) -> dict[KeyPath, Any]:
 
 
 def in_script(case: Case) -> Iterator[tuple[str, Change]]:
-    """Changes that are likely to fit, of what the user's script decides where the file does not, each after what the
-    script is to do."""
+    """Changes that are likely to fit, of what the script decides, each after what the script is to do."""
     before, job = case.run.config, case.estimation.job
     if case.edited or "method" in case.reader.trainer.table or before["method"] != "full":
         return

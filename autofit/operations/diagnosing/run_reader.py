@@ -49,22 +49,16 @@ class RunReader:
             note = "the error came in evaluation, which the file does not ask for: it is counted all the same"
             run = replace(run, evaluates=evaluates, notes=(*run.notes, note))
         if run.config["attention"] == "sdpa" and model is not None and not shape(model).sdpa and not _says_sdpa(values):
-            run = replace(
-                run,
-                config=run.config.replace(attention="eager"),
-                assumed=tuple(
-                    s.replace("is sdpa unless", "is eager, as the model has no sdpa, unless") for s in run.assumed
-                ),
-            )
-        if (
-            model is not None
-            and run.config.get("loss") == "fused"
-            and TRAINERS[self.trainer.name].leaves_liger_out(model)
-        ):
+            instead = "is eager, as the model has no sdpa, unless"
+            assumed = tuple(sentence.replace("is sdpa unless", instead) for sentence in run.assumed)
+            run = replace(run, config=run.config.replace(attention="eager"), assumed=assumed)
+        is_fused = run.config.get("loss") == "fused"
+        if is_fused and model is not None and TRAINERS[self.trainer.name].leaves_liger_out(model):
             run = self._without_liger(run, model, next((key for key in LIGER_LOSS if values.get(key)), None))
         if by_liger(run.config) and not self._has_known_kernels(run, model):
             because = "Liger's kernels in layers of this architecture"
-            not_counted = NotCounted(key=_liger_key(values), effect="less", because=because)
+            key = next(key for key in values if "liger" in key)
+            not_counted = NotCounted(key=key, effect="less", because=because)
             run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, not_counted))
         if run.config.get("mlp") == "tiled" and model is not None:
             run = self._with_known_tiles(run, model, values.get("tiled_mlp_num_shards"))
@@ -90,8 +84,7 @@ class RunReader:
         return None if source is None else self._models[source]
 
     def _in_four_bits(self, model: Model) -> Mapping[str, Any]:
-        """The keys that would have the trainer quantise the weights as they are in the checkpoint; none where they are
-        not in bitsandbytes' 4 bits, or where the trainer has no keys for it."""
+        """The keys with which the trainer would quantise as the checkpoint is; none without 4 bits or such keys."""
         stored = quantisation(model)
         if not stored.get("load_in_4bit"):
             return {}
@@ -105,8 +98,7 @@ class RunReader:
 
     @staticmethod
     def _has_known_kernels(run: Run, model: Model | None) -> bool:
-        """Whether it is known what Liger's kernels take in this run. Trials refuse them beside what their own selective
-        checkpointing keeps, which is not what trainers keep."""
+        """Whether it is known what Liger's kernels take in this run. Trials have no such selective checkpointing."""
         if run.config["checkpointing"] == "selective" and run.config["method"] == "full":
             return False
         return model is None or model.config["model_type"] in MODEL_TYPES
@@ -164,8 +156,12 @@ class RunReader:
             load(source)
         except UsageError as error:
             raise UsageError(f"{error}; say what it is built like: --model NAME (`autofit models`)") from error
+        # Without habits where they are not known, or where the trainer would train something else than the nearest
+        # config: the answer's uncounted keys then say so.
+        trainer = TRAINERS.get(run.trainer)
+        has_habits = trainer is not None and trainer.unsupported(run.config) is None
         return WorkloadOptions(
-            trainer=_with_habits(run),
+            trainer=run.trainer if has_habits else None,
             model=source,
             seq_len=seq_len,
             global_batch=run.global_batch,
@@ -179,18 +175,6 @@ LIGER_LOSS = ("use_liger_kernel", "enable_liger_kernel", "liger_fused_linear_cro
 """The keys that ask for Liger's fused loss: transformers' and trl's, LLaMA-Factory's, axolotl's."""
 
 
-def _liger_key(values: Mapping[str, Any]) -> str:
-    """The first of a file's keys for Liger's kernels in layers."""
-    return next(key for key in values if "liger" in key)
-
-
 def _says_sdpa(values: Mapping[str, Any]) -> bool:
     """Whether a file asks for sdpa. Where it leaves that open, transformers takes eager for a model without it."""
     return "sdpa" in (values.get("attn_implementation"), values.get("flash_attn")) or bool(values.get("sdp_attention"))
-
-
-def _with_habits(run: Run) -> str | None:
-    """The trainer whose habits the estimate has. None if its habits are not known, or if it would train something else
-    than the nearest config: the answer's uncounted keys then say so."""
-    trainer = TRAINERS.get(run.trainer)
-    return None if trainer is None or trainer.unsupported(run.config) is not None else trainer.name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import logging
 import math
@@ -14,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +65,11 @@ def record(
 ) -> RecordResult:
     """Measure every valid config of the request's space into `file`, in an order shuffled by the workload's seed.
 
-    Each trial is written as it ends, and an interrupted recording resumes where it stopped. Of the shuffled configs the
-    first `request.max_trials` are measured or, if `covering`, those that have every value of every axis again and again
-    (`_covering`). No trial begins once the time budget is spent, and none may take longer than all of it; a further
-    call goes on. With `trial_seconds`, a trial that would take longer, or that is beaten many times over, is cut as in
-    a search, and recorded with the lower bound of its step, unless it may be the fastest so far. `report` is called
-    with the number of trials recorded, their total, and the last one (None at the start). Raises `UsageError` for a
-    file that holds anything else.
+    Each trial is written as it ends; a further call goes on. The first `request.max_trials` of the shuffled configs are
+    measured or, if `covering`, those that `_covering` chooses. No trial begins once the time budget is spent, and none
+    may take longer than all of it. With `trial_seconds`, one that would take longer, or that is beaten many times over,
+    is cut as in a search. `report` is called with the number of trials recorded, their total, and the last one (None at
+    the start). Raises `UsageError` for a file that holds anything else.
     """
     budget = math.inf if time_budget_seconds is None else time_budget_seconds
     ends = time.monotonic() + budget
@@ -90,10 +88,8 @@ def record(
         if configs and time.monotonic() < ends:
             pool = pool or opened.enter_context(closing(open_pool(request)))
             _check_site(pool, plan.job)
-            requests = _requests(
-                plan, configs, outcomes, ends=ends, deadline_seconds=deadline, trial_seconds=trial_seconds
-            )
-            for trial_request, attempt in _run_all(pool, requests):
+            requests = _requests(plan, configs, outcomes, deadline_seconds=deadline, trial_seconds=trial_seconds)
+            for trial_request, attempt in _run_all(pool, takewhile(lambda _: time.monotonic() < ends, requests)):
                 table_file.append(file, table_file.line_of(trial_request.config, attempt))
                 outcomes[trial_request.config] = attempt.outcome
                 report(len(outcomes), total, trial_request.trial(attempt))
@@ -154,16 +150,12 @@ def _requests(
     configs: Sequence[Config],
     outcomes: Mapping[Config, Outcome],
     *,
-    ends: float,
     deadline_seconds: float,
     trial_seconds: float | None,
 ) -> Iterator[TrialRequest]:
-    """The trials of these configs, until the monotonic time `ends`; the rivals of each are what has fitted when it is
-    asked for."""
+    """The trials of these configs; the rivals of each are what has fitted when it is asked for."""
     limit = plan.limits.memory_bytes
     for config in configs:
-        if time.monotonic() >= ends:
-            return
         yield TrialRequest(
             job=plan.job,
             config=config,
@@ -176,8 +168,7 @@ def _requests(
 
 
 def _rivals(config: Config, outcomes: Mapping[Config, Outcome], limit: int) -> tuple[Rival, ...]:
-    """The fastest of the config's method that has fitted, as heavy as any may be: so that it ends no trial's timing
-    before that is as sure as the others'."""
+    """The fastest of the config's method that has fitted, as heavy as may be: so it ends no timing too soon."""
     speeds = [
         outcome.measurement.tokens_per_second
         for other, outcome in outcomes.items()
@@ -196,10 +187,8 @@ def _check_site(pool: Pool, job: Job) -> None:
 
 
 def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed]:
-    """Run the requests, as many at a time as there are workers, and a second time where the device was busy with
-    something else or throttled, or the worker was lost; what the device's state then was is kept with the trial. Other
-    trials that fail through no fault of their config are left for the next run; raises `EnvironmentLacks` where the
-    machinery fails again and again (`FailuresInARow`)."""
+    """Run the requests, and again where the device was disturbed or the worker lost. Others that fail through no fault
+    of their config are left; raises `EnvironmentLacks` where that happens again and again (`FailuresInARow`)."""
     under_way: dict[Config, int] = {}
     failures = FailuresInARow()
     repeated: set[Config] = set()
@@ -217,15 +206,14 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed
                 failures.failed(number, outcome)
             if is_doubtful and request.config not in repeated:
                 repeated.add(request.config)
-                requests = itertools.chain([request], requests)
+                requests = chain([request], requests)
             elif not machinery_failed(outcome):
                 failures.passed()
                 yield request, attempt
 
 
 def _begun(file: Path, request: SearchRequest, plan: Plan) -> dict[Config, Outcome]:
-    """The outcomes that `file` already holds of the same recording; a file that is empty, or was left while this header
-    was being written, gets the header, with a probe of the device."""
+    """The outcomes that `file` already holds of this recording; one without a whole header gets it."""
     job = plan.job
     of_job = {name: getattr(job, name).to_json() for name in ("hardware", "stack", "workload")}
     header = {"schema": table_file.SCHEMA, **of_job, "space": plan.space}
@@ -245,8 +233,7 @@ def _begun(file: Path, request: SearchRequest, plan: Plan) -> dict[Config, Outco
 
 
 def _probed(request: SearchRequest, plan: Plan) -> dict[str, Any]:
-    """A probe of the device, taken before the first trial, as a field of the header; none where the device is not in
-    this machine or cannot be probed."""
+    """A probe of the device as a field of the header; none where that is not in this machine or cannot be probed."""
     job = plan.job
     if request.ray_address is not None or not is_detected(job.hardware):
         return {}

@@ -47,17 +47,13 @@ class RecordedTable:
 
     @property
     def name(self) -> str:
-        """The file's name without its suffix."""
         return self.file.stem
 
 
 def read_table(file: Path, *, whole: bool = False) -> RecordedTable:
-    """The table in `file`. Raises `UsageError`, naming the row, for anything that `autofit bench record` has not
-    written, and for a config that is there twice: nobody knows which of its outcomes is right.
+    """The table in `file`. Raises `UsageError`, naming the row, for anything that no recording writes.
 
-    An unfinished last line, which a recording leaves if it is killed while writing, is left out. If the table is to be
-    `whole`, it is refused, and so is one without a trial; but one that ends with a whole row may be an unfinished
-    recording all the same, or one of `--max-trials`.
+    An unfinished last line is left out. If the table is to be `whole`, it is refused, and so is one without a trial.
     """
     lines, refused = _lines(file, whole=whole), partial(wrong, file)
     values = read_values(lines, chain([partial(_of_header, file)], repeat(lambda body: _trial(table, body))), refused)
@@ -117,19 +113,16 @@ def is_table(file: Path) -> bool:
 
 
 def line_of(config: Config, attempt: Attempt) -> dict[str, Any]:
-    """The row of a trial."""
     line = {"config": config.to_json(), **attempt.outcome.to_json(), "seconds": attempt.seconds}
     return line if attempt.device_state is None else {**line, "device_state": attempt.device_state.to_json()}
 
 
 def append(file: Path, line: dict[str, Any]) -> None:
-    """Write a header or a row."""
     with file.open("a", encoding="utf-8") as opened:
         opened.write(json.dumps(line, allow_nan=False) + "\n")
 
 
 def drop_torn_line(file: Path) -> None:
-    """Remove an unfinished last line."""
     data = file.read_bytes()
     if not data.endswith(b"\n"):
         os.truncate(file, data.rfind(b"\n") + 1)

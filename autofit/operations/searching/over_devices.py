@@ -33,22 +33,17 @@ class OverDevices:
 
     @property
     def best(self) -> SearchResult:
-        """The fastest in total among those of the most faithful method that fits anywhere; of equals, the one with the
-        fewest devices."""
-        return min(self.results.values(), key=_preference)
+        """The fastest in total of the most faithful method that fits; of equals, the one with the fewest devices."""
+        points = {devices: result.recommendation.point for devices, result in self.results.items()}
+        return self.results[min(points, key=lambda n: (METHODS.index(points[n].method), -points[n].tokens_per_second))]
 
     @property
     def fewest(self) -> SearchResult:
-        """Of the best's method, the one with the fewest devices that is slower by no more than `NEAR`: often the best
-        itself."""
+        """Of the best's method, the one with the fewest devices that is slower by no more than `NEAR`."""
         best = self.best.recommendation.point
-
-        def is_near(result: SearchResult) -> bool:
-            point = result.recommendation.point
-            least = (1.0 - NEAR) * best.measurement.tokens_per_second
-            return point.method == best.method and point.measurement.tokens_per_second >= least
-
-        return next(filter(is_near, self.results.values()))
+        points = ((result, result.recommendation.point) for result in self.results.values())
+        of_method = ((result, point.tokens_per_second) for result, point in points if point.method == best.method)
+        return next(result for result, speed in of_method if speed >= (1.0 - NEAR) * best.tokens_per_second)
 
     @property
     def left_out(self) -> tuple[int, ...]:
@@ -58,13 +53,10 @@ class OverDevices:
 
     def to_json(self) -> dict[str, Any]:
         """The best search's result, all of them in `by_devices`, the number of `fewest`, and `left_out`."""
-        counts = sorted({*self.results, *self.unanswered})
-        entries = [self._entry(n) for n in counts]
-        fewest = self.fewest.frontier.workload.devices
         return {
             **self.best.to_json(),
-            "by_devices": entries,
-            "fewest_devices": fewest,
+            "by_devices": [self._entry(n) for n in sorted({*self.results, *self.unanswered})],
+            "fewest_devices": self.fewest.frontier.workload.devices,
             "devices_left_out": list(self.left_out),
         }
 
@@ -74,20 +66,14 @@ class OverDevices:
             outcome = "nothing_fits" if isinstance(reason, NothingFits) else "failed"
             return {"devices": devices, "outcome": outcome, "reason": str(reason)}
         result = self.results[devices]
-        speed = result.recommendation.point.measurement.tokens_per_second
+        speed = result.recommendation.point.tokens_per_second
         return {"devices": devices, "tokens_per_second_per_device": speed / devices, **result.to_json()}
-
-
-def _preference(result: SearchResult) -> tuple[int, float, int]:
-    point = result.recommendation.point
-    return METHODS.index(point.method), -point.measurement.tokens_per_second, result.frontier.workload.devices
 
 
 def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
     """A request for the number of devices of `request`, and for each smaller one that divides the global batch.
 
-    Each has an equal share of the time budget. The share is fixed because the store answers a search only if an earlier
-    one had at least as much time. Raises `UsageError` for numbers that no workload can have.
+    Each has an equal share of the time budget: the store answers it if an earlier one had as much. Raises `UsageError`.
     """
     workload = request.workload
     check_count("devices", workload.devices)
@@ -105,9 +91,8 @@ def search_over_devices(
     """Search with each number of devices of `requests_over_devices`; `max_trials` applies to each.
 
     Like `search`, it resumes where it was interrupted. Raises `NothingFits` only if nothing fits on any of these
-    numbers, and otherwise what `requests_over_devices` and `search` raise; but once a number has been answered, a
-    smaller one that cannot be searched (its space has nothing for it, or none of its trials ran) costs no more than its
-    own answer.
+    numbers, and what `requests_over_devices` and `search` raise; but once a number has been answered, a smaller one
+    that cannot be searched costs no more than its own answer.
     """
     requests = requests_over_devices(replace(request, campaign_id=uuid4().hex))
     results: dict[int, SearchResult] = {}

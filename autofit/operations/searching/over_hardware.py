@@ -10,13 +10,13 @@ from typing import Any
 from uuid import uuid4
 
 from autofit.catalog.hardware import matching_cards
-from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
+from autofit.core.errors import EnvironmentLacks, NothingFits, StoreError, UsageError
 from autofit.core.outcome import Fits, OutOfMemory
 from autofit.operations.hardware_compared import OnHardware, compare_hardware
 from autofit.operations.service.runner import Runner, running
 from autofit.operations.service.submission import submit
 from autofit.planning.requests import SearchRequest
-from autofit.store import ENDINGS, Event, Store
+from autofit.store import ENDINGS, Store
 from autofit.trial.machine.detection import detect
 
 ALL = ("all",)
@@ -51,19 +51,15 @@ class Standing:
         assert search is not None, "it was submitted, and searches are never deleted"
         for event in store.queue.events(self.search_id, after=self.seen):
             self.seen = event.seq
-            self._count(event)
+            if event.kind == "trial":
+                self.trials += 1
+                self.out_of_memory += event.body["outcome"] == OutOfMemory.kind
+                if event.body["outcome"] == Fits.kind:
+                    self.tokens_per_second = max(self.tokens_per_second or 0.0, event.body["tokens_per_second"] or 0.0)
         self.state, reason = search.state, (search.result or {}).get("reason")
         self.reason = str(reason) if reason is not None and search.state in ENDINGS else None
         if search.hardware is not None and search.hardware.name != self.hardware:
             self.asked, self.hardware = self.asked or self.hardware, search.hardware.name
-
-    def _count(self, event: Event) -> None:
-        if event.kind != "trial":
-            return
-        self.trials += 1
-        self.out_of_memory += event.body["outcome"] == OutOfMemory.kind
-        if event.body["outcome"] == Fits.kind:
-            self.tokens_per_second = max(self.tokens_per_second or 0.0, event.body["tokens_per_second"] or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +73,12 @@ class OverHardware:
     rows: Sequence[OnHardware]
 
     def cost(self, row: OnHardware, prices: Mapping[str, float]) -> float | None:
-        """The price of a million tokens (`OnHardware.cost`). `prices` are of one device for an hour, by hardware as it
-        was asked for."""
+        """As `OnHardware.cost`; `prices` are of one device for an hour, by hardware as it was asked for."""
         return row.cost(prices.get(self.standings[row.name].asked or row.name))
 
     def to_json(self, prices: Mapping[str, float]) -> dict[str, Any]:
         """What each would give and cost; `prices` as `cost` takes them."""
-        return {
-            "campaign_id": self.campaign_id,
-            "by_hardware": [self._entry(row, prices) for row in self.rows],
-        }
+        return {"campaign_id": self.campaign_id, "by_hardware": [self._entry(row, prices) for row in self.rows]}
 
     def _entry(self, row: OnHardware, prices: Mapping[str, float]) -> dict[str, Any]:
         standing = self.standings[row.name]
@@ -108,9 +100,8 @@ def search_over_hardware(
     """Search on each of the named kinds of hardware, or on `ALL` that the cluster has, at the same time: each search
     has a driver of its own, and a store in common.
 
-    A search that finds nothing, or that cannot run, does not end the others. If it is interrupted, they end, and the
-    same call goes on from their trials. Raises `UsageError` where there is no cluster to choose from, and `NothingFits`
-    or `EnvironmentLacks` if no search has succeeded.
+    A search that finds nothing, or that cannot run, does not end the others. After an interruption the same call goes
+    on. Raises `UsageError` without a cluster, and `NothingFits` or `EnvironmentLacks` if no search has succeeded.
     """
     if request.ray_address is None and not request.in_place:
         raise UsageError("several kinds of hardware are those of a cluster: name it with --ray-address")
@@ -142,18 +133,32 @@ def search_over_hardware(
             memory_limit_bytes=request.memory_limit_bytes,
             store=store,
         )
-    explained = [replace(row, reason=_why_not(standings[row.name]) or row.reason) for row in rows]
+    failed = {name: one.reason or one.state for name, one in standings.items() if one.state != "succeeded"}
+    explained = [replace(row, reason=failed[row.name]) if row.name in failed else row for row in rows]
     if all(standing.state != "succeeded" for standing in submitted):
-        raise _failure(explained, standings)
+        reasons = "; ".join(f"{row.name}: {row.reason}" for row in explained)
+        if any(standing.state == "nothing_fits" for standing in submitted):
+            raise NothingFits(reasons)
+        raise EnvironmentLacks(reasons, remedy=RESUMES)
     return OverHardware(campaign_id=campaign_id, standings=standings, rows=explained)
 
 
 def _drive(
     standings: Sequence[Standing], request: SearchRequest, store: Store, report: Callable[[Sequence[Standing]], None]
 ) -> None:
-    """Run the searches, each with a driver of its own, until all have ended. Raises `EnvironmentLacks` once no driver
-    is left."""
-    with running([_runner(request, standing.search_id, store) for standing in standings]) as failures:
+    """Run the searches until all have ended. Raises `EnvironmentLacks` if no driver is left."""
+    runners = [
+        Runner(
+            store,
+            ray_address=request.ray_address,
+            in_place=request.in_place,
+            workers=request.workers,
+            device=request.device,
+            search_id=standing.search_id,
+        )
+        for standing in standings
+    ]
+    with running(runners) as failures:
         while True:
             for standing in standings:
                 standing.look(store)
@@ -167,33 +172,8 @@ def _drive(
 
 
 def _withdraw(campaign_id: str, standings: Sequence[Standing], store: Store) -> None:
-    """End the searches that this campaign has queued, lest a runner takes them on; not what it has joined, nor what
-    others ask for or drive."""
+    """End the searches that this campaign has queued, lest a runner takes them on; no others."""
     with suppress(StoreError):
         for search in map(store.search, (standing.search_id for standing in standings)):
             if search is not None and search.campaign_id == campaign_id and search.state == "queued":
                 store.queue.cancel(search.search_id, for_all=False)
-
-
-def _runner(request: SearchRequest, search_id: str, store: Store) -> Runner:
-    """Drives one of a request's searches, with the workers that it asks for."""
-    return Runner(
-        store,
-        ray_address=request.ray_address,
-        in_place=request.in_place,
-        workers=request.workers,
-        device=request.device,
-        search_id=search_id,
-    )
-
-
-def _why_not(standing: Standing) -> str | None:
-    """Why a search did not succeed; None if it did."""
-    return None if standing.state == "succeeded" else standing.reason or standing.state
-
-
-def _failure(rows: Sequence[OnHardware], standings: Mapping[str, Standing]) -> AutofitError:
-    reasons = "; ".join(f"{row.name}: {row.reason}" for row in rows)
-    if any(standing.state == "nothing_fits" for standing in standings.values()):
-        return NothingFits(reasons)
-    return EnvironmentLacks(reasons, remedy=RESUMES)

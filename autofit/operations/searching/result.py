@@ -49,8 +49,7 @@ class Disturbed(Document):
 
     @classmethod
     def of(cls, trials: Sequence[Trial], settled: Iterable[Trial], slow_nodes: Iterable[str] = ()) -> Disturbed:
-        """From all `trials` of the search, oldest first; `settled` are those that count. `slow_nodes` were noticed by
-        this driver; those that an earlier one noticed are known by the trials that it set aside."""
+        """From all `trials` of the search, oldest first, of which `settled` count, and this driver's `slow_nodes`."""
         aside = [trial.why_set_aside for trial in trials if trial.why_set_aside]
         doubted = [trial for trial in trials if trial.doubts and not trial.why_set_aside]
         last = {trial.config: trial.trial_id for trial in trials}
@@ -78,8 +77,7 @@ class SearchResult(Document):
     seconds: float
     stopped_because: str
     regret_bound: float | None = None
-    """Upper bound, with 95 % confidence, on how much slower the recommended config is than the best of its method, as a
-    share of the best's speed; None if the search that found it did not say."""
+    """Upper bound, with 95 % confidence, on how much slower the recommended config is than the best of its method."""
     disturbed: Disturbed = field(default_factory=Disturbed)
     emulated: tuple[str, ...] = ()
     """What a probe says of those of the search's number formats that are slower than fp32, a sentence each."""
@@ -92,8 +90,7 @@ class SearchResult(Document):
 
     @classmethod
     def of(cls, loop: SearchLoop, store: Store, search_id: str, started: float) -> SearchResult:
-        """From a loop that has ended, of a search that began at `started`, by `time.monotonic`. Raises what `search`
-        raises of what it found."""
+        """From a loop that has ended; the search began at `started`, by `time.monotonic`. Raises as `search` does."""
         plan = loop.plan
         job = plan.job
         trials: list[Trial] = list(loop.state.trials.values())
@@ -145,14 +142,12 @@ class SearchResult(Document):
 
 def _check_any_is_measured(loop: SearchLoop) -> None:
     """Raise an error if trials were too slow to be finished, and nothing else has shown a config that fits."""
-    state = loop.state
-    bounds = state.least_step_seconds
-    if not bounds or state.points():
+    bounds, ran_out = loop.state.least_step_seconds, loop.state.out_of_memory
+    if not bounds or loop.state.points():
         return
     config, least = min(bounds.items(), key=lambda item: item[1])
     reason = f"a step takes at least {format_duration(least)} with {config}"
-    if state.out_of_memory:
-        reason += f"; {state.out_of_memory} configs ran out of memory"
+    reason += f"; {ran_out} configs ran out of memory" if ran_out else ""
     raise Shortfall(
         f"no trial could be finished in the time: {reason}; {SOONER}",
         memory_limit_bytes=loop.plan.limits.memory_bytes,
@@ -161,8 +156,7 @@ def _check_any_is_measured(loop: SearchLoop) -> None:
 
 
 def _check_any_could_run(loop: SearchLoop) -> None:
-    """Raise an error that says why a search of which nothing is known, from now or before, has run nothing: the host is
-    too small for every config, or the time budget too short for any."""
+    """Raise an error if nothing could run: the host is too small for any config, or the time budget too short."""
     plan = loop.plan
     if not loop.state.open:
         if not loop.beyond_host:
@@ -202,10 +196,7 @@ def _check_any_is_of_its_type(settled: Sequence[Trial], every: Iterable[Trial]) 
 
 
 def _check_any_fits(trials: list[Trial], plan: Plan) -> None:
-    """If no trial has fitted and some failed for a reason other than memory, raise an error that says what failed.
-
-    If every trial crashed, it is the environment that lacks something, not memory.
-    """
+    """If no trial has fitted and some failed for a reason other than memory, raise an error that says what failed."""
     failed = [t.outcome for t in trials if isinstance(t.outcome, Crashed | TimedOut | Diverged)]
     if not failed or any(isinstance(t.outcome, Fits) for t in trials):
         return
@@ -219,9 +210,8 @@ def _check_any_fits(trials: list[Trial], plan: Plan) -> None:
     limit, job = plan.limits.memory_bytes, plan.job
     closest = of_failures(trials, limit)
     if len(failed) < len(trials):
-        message += (
-            f"; {closest.text}; {levers(plan.goal, job.workload, job.hardware, beyond_bytes=closest.beyond_bytes)}"
-        )
+        helpful = levers(plan.goal, job.workload, job.hardware, beyond_bytes=closest.beyond_bytes)
+        message += f"; {closest.text}; {helpful}"
     hung = all(isinstance(outcome, TimedOut) for outcome in failed)
     help_ = SOONER if hung else "`autofit doctor` may say more"
     raise Shortfall(f"{message}; {help_}", memory_limit_bytes=limit, closest=closest.document)
@@ -230,9 +220,8 @@ def _check_any_fits(trials: list[Trial], plan: Plan) -> None:
 def impractical_methods(
     state: LatticeState, *, recommended: str, tokens_per_step: int, slow: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """A sentence for each more faithful method than the `recommended` one of which nothing has fitted, because its
-    trials were ended as too slow: the most that the fastest of them can make, as far as they went. What is not proven
-    is said to be so: the first micro-step may have generated kernels."""
+    """A sentence for each more faithful method than the `recommended` one whose trials were all ended as too slow. What
+    a first micro-step alone shows is not proven: it may have generated kernels."""
     measured = state.fastest(METHODS)
     speeds = {method: point.measurement.tokens_per_second for method, point in measured.items()}
     proven = state.proven_step_seconds
@@ -256,9 +245,7 @@ def impractical_methods(
 
 
 def slow_formats_used(job: Job, configs: Iterable[Config], store: Store) -> dict[str, str]:
-    """What a probe of the device says of the number formats that these configs use and that are slower than fp32: a
-    sentence for each."""
+    """A probe's sentence for each number format that these configs use and that is slower than fp32."""
     probe = stored_probe(job.hardware, job.stack, store, job.model.digest)
     used = {product_format(config) for config in configs}
-    sentence_by_format = {} if probe is None else slow_formats(probe)
-    return {name: sentence for name, sentence in sentence_by_format.items() if name in used}
+    return {} if probe is None else {name: why for name, why in slow_formats(probe).items() if name in used}

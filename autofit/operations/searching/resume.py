@@ -47,23 +47,19 @@ def begin(request: SearchRequest, plan: Plan, store: Store, claimed: Lease | Non
 
 
 def answered_by(request: SearchRequest, plan: Plan, store: Store) -> str | None:
-    """The id of a finished search for the same question that had at least this budget; None if there is none, or if
-    everything is to be measured afresh."""
+    """The id of a finished search for the same question that had at least this budget; None if `fresh`."""
     if request.fresh:
         return None
     for earlier in filter(_is_answer, _alike(request, plan, store)):
-        budget = earlier.request
-        if _at_least(budget["max_trials"], request.max_trials) and _at_least(
-            budget["seconds"], request.time_budget_seconds
-        ):
+        trials, seconds = earlier.request["max_trials"], earlier.request["seconds"]
+        if _at_least(trials, request.max_trials) and _at_least(seconds, request.time_budget_seconds):
             return earlier.search_id
     return None
 
 
 def answered_plan(request: SearchRequest, opened: Store | None = None) -> Plan | None:
-    """The plan of a cluster's search that the store answers, so that it need not wait for a device: for a card that is
-    named, under the versions that are installed here, as on all nodes. None if the cluster must be asked. The request's
-    store is opened if it is not."""
+    """The plan of a cluster's search that the store answers, for a named card and the versions installed here, so that
+    it need not wait for a device; None if the cluster must be asked. Opens the store if it is not."""
     wanted = None if request.ray_address is None or request.fresh else requested_card(request.hardware, request.device)
     if wanted is None:
         return None
@@ -73,13 +69,11 @@ def answered_plan(request: SearchRequest, opened: Store | None = None) -> Plan |
         sites = [(s.hardware, s.stack) for s in answers if s.hardware is not None and s.stack is not None]
         for hardware, stack in dict.fromkeys(site for site in sites if site[0].name == wanted.name):
             job = request.workload.job((hardware, stack))
-            try:
+            with suppress(UsageError, NothingFits):  # today's nodes may have more
                 limit = memory_limit(request.memory_limit_bytes, job.hardware, workload.devices)
                 plan = resolve_for(request, job, limit)
-            except (UsageError, NothingFits):  # today's nodes may have more
-                continue
-            if answered_by(request, plan, store) is not None:
-                return plan
+                if answered_by(request, plan, store) is not None:
+                    return plan
     return None
 
 
@@ -91,8 +85,7 @@ def remaining_limits(lease: Lease, limits: Limits) -> Limits:
 
 
 class Driver(Heartbeat):
-    """This process as the driver of a search, as a context manager: its lease is kept meanwhile, and how the search
-    ends is stored, whatever ends it."""
+    """This process as the driver of a search: a context manager that keeps its lease, and stores how it ends."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
         super().__init__(store.queue, lease)
@@ -100,7 +93,6 @@ class Driver(Heartbeat):
         self.loop: SearchLoop | None = None
         """Set once it is about to run."""
         self.result: SearchResult | None = None
-        """Set if there is one."""
 
     def _keep_ending(self, error: BaseException | None) -> None:
         findings = self._findings(error)
@@ -109,7 +101,8 @@ class Driver(Heartbeat):
             if isinstance(error, KeyboardInterrupt):
                 self._queue.interrupt(self.lease, findings)
             else:
-                self._queue.end(self.lease, _ending(error), findings)
+                ending = "nothing_fits" if isinstance(error, NothingFits) else "failed"
+                self._queue.end(self.lease, "succeeded" if error is None else ending, findings)
 
     def _findings(self, error: BaseException | None) -> dict[str, Any]:
         """What is stored of the search with its end."""
@@ -132,15 +125,8 @@ class Driver(Heartbeat):
         return findings
 
 
-def _ending(error: BaseException | None) -> str:
-    if error is None:
-        return "succeeded"
-    return "nothing_fits" if isinstance(error, NothingFits) else "failed"
-
-
 def repeat_findings(loop: SearchLoop, store: Store, search_id: str) -> None:
-    """Restore what an earlier driver's loop concluded beyond its trials, as far as that was stored: an answer from the
-    store predicts nothing."""
+    """Restore what an earlier driver's loop concluded beyond its trials: an answer from the store predicts nothing."""
     earlier = store.search(search_id)
     findings = (earlier.result or {}) if earlier is not None else {}
     if findings.get("ruled_out") is not None:
@@ -164,8 +150,7 @@ def _alike(request: SearchRequest, plan: Plan, store: Store) -> list[StoredSearc
 
 
 def _resumable_fresh(alike: Sequence[StoredSearch]) -> str | None:
-    """The id of a `fresh` search for the same question that was interrupted or has failed, to be resumed with its own
-    trials. None if there is none, or if a later search has answered the question."""
+    """The id of an interrupted or failed `fresh` search for this question, unless a later one has answered it."""
     for earlier in alike:
         if _is_answer(earlier):
             return None

@@ -30,22 +30,19 @@ from autofit.trial.machine.detection import requested_card
 from autofit.workers.pool import Pool
 
 if TYPE_CHECKING:
+    from autofit.search.acquisition.sampler import LatticeSampler
     from autofit.search.loop import SearchLoop
     from autofit.search.progress import Progress
 
 
 def search(
-    request: SearchRequest,
-    report: Callable[[Progress], None] = lambda progress: None,
-    *,
-    driver: Driver | None = None,
+    request: SearchRequest, report: Callable[[Progress], None] = lambda progress: None, *, driver: Driver | None = None
 ) -> SearchResult:
     """Search for the fastest config that fits.
 
-    Every trial is committed as it ends, so that after an interruption or a kill the same request resumes from there.
-    `driver` has the lease if a runner has claimed the search, and its store is used. Raises `NothingFits` if nothing
-    fits, `EnvironmentLacks` if the machine cannot run trials, no trial could end within the time budget, or another
-    process drives the same search, `LeaseLost` if the search is cancelled.
+    Every trial is stored as it ends: after an interruption the same request goes on. `driver` has the lease if a runner
+    has claimed the search, and its store is used. Raises `NothingFits`, `EnvironmentLacks` if no trial could run or end
+    here, or another process drives the search, and `LeaseLost` if it is cancelled.
     """
     started = time.monotonic()
     opened = None if driver is None else driver.store
@@ -59,11 +56,20 @@ def search(
         if driver is not None:
             begin(request, plan, store, driver.lease)
         search_id = answered_by(request, plan, store)
-        if search_id is not None:
-            loop = _answer_again(search_id, request, plan, store, driver, report)
+        if search_id is not None:  # from the trials and findings of that search: nothing is run
+            from autofit.search.loop import SearchLoop
+
+            log = StoredTrials(store, search_id, heartbeat=driver)
+            loop = SearchLoop(
+                plan=plan, predictor=ReadyMade(), log=log, open_pool=partial(open_pool, request), report=report
+            )
+            if driver is not None:
+                driver.loop = loop
+            loop.answer()
+            repeat_findings(loop, store, search_id)
         else:
             driver = driver or stack.enter_context(Driver(store, begin(request, plan, store)))
-            loop = _drive(driver, request, plan, store, pool, report)
+            loop = _drive(driver, request, plan, pool, report)
             search_id = driver.lease.search_id
         result = SearchResult.of(loop, store, search_id, started)
         if driver is not None:
@@ -71,53 +77,20 @@ def search(
         return result
 
 
-def _answer_again(
-    search_id: str,
-    request: SearchRequest,
-    plan: Plan,
-    store: Store,
-    driver: Driver | None,
-    report: Callable[[Progress], None],
-) -> SearchLoop:
-    """Answer from the trials and findings of the search that has answered before; nothing is run."""
-    from autofit.search.loop import SearchLoop
-
-    loop = SearchLoop(
-        plan=plan,
-        predictor=ReadyMade(),
-        log=StoredTrials(store, search_id, heartbeat=driver),
-        open_pool=partial(open_pool, request),
-        report=report,
-    )
-    if driver is not None:
-        driver.loop = loop
-    loop.answer()
-    repeat_findings(loop, store, search_id)
-    return loop
-
-
 def _drive(
-    driver: Driver,
-    request: SearchRequest,
-    plan: Plan,
-    store: Store,
-    pool: Pool | None,
-    report: Callable[[Progress], None],
+    driver: Driver, request: SearchRequest, plan: Plan, pool: Pool | None, report: Callable[[Progress], None]
 ) -> SearchLoop:
-    """Run the trials that are worth it, within what earlier drivers have left of the limits.
-
-    `pool` has the workers of a cluster; others are started for the first trial.
-    """
+    """Run the trials that are worth it, within the limits that are left; a cluster's on the workers of `pool`."""
     from autofit.search.loop import SearchLoop
     from autofit.workers.cluster.connection import check_installed
 
     if pool is not None:
-        machine_link.make_sure(plan.job, store, pool, fresh=request.fresh)
-        pool.claim(driver.lease.search_id, driver.lease.epoch, usual_rates(plan.job, store))
+        machine_link.make_sure(plan.job, driver.store, pool, fresh=request.fresh)
+        pool.claim(driver.lease.search_id, driver.lease.epoch, usual_rates(plan.job, driver.store))
     if not request.in_place:
         check_installed()  # before a probe, which takes seconds
     plan = replace(plan, limits=remaining_limits(driver.lease, plan.limits))
-    predictor = LatticePredictor(plan=plan, request=request, store=store, probes=True)
+    predictor = LatticePredictor(plan=plan, request=request, store=driver.store, probes=True)
 
     def workers() -> Pool:
         """Meanwhile what predicting needs is loaded."""
@@ -127,7 +100,7 @@ def _drive(
     driver.loop = SearchLoop(
         plan=plan,
         predictor=predictor,
-        log=StoredTrials(store, driver.lease.search_id, fresh=request.fresh, heartbeat=driver),
+        log=StoredTrials(driver.store, driver.lease.search_id, fresh=request.fresh, heartbeat=driver),
         open_pool=workers,
         report=report,
     )
@@ -136,19 +109,38 @@ def _drive(
     return driver.loop
 
 
+def lattice_sampler(request: SearchRequest) -> LatticeSampler:
+    """What chooses the configs of a search for `request`, for an Optuna study whose objective trains as the user does.
+
+    Trials of the store correct the predictions, but the request's own are not recalled: such an objective may measure
+    something else. Raises `NothingFits` if nothing can fit.
+    """
+    from autofit.search.acquisition.acquisition import Acquisition
+    from autofit.search.acquisition.sampler import LatticeSampler
+    from autofit.search.lattice_state import LatticeState
+
+    plan = resolve(request)
+    state = LatticeState.of(plan)
+    acquisition = Acquisition(plan, state)
+    with Store.open(request.store) as store:
+        predictor = LatticePredictor(plan=plan, request=request, store=store)
+        predictions = predictor.predict(lambda done, total: None)
+    state.rule_out(dict.fromkeys(predictions.beyond_host, "host memory is predicted not to suffice"))
+    acquisition.use(predictions)
+    return LatticeSampler(state, acquisition, plan.job)
+
+
 def open_pool(request: SearchRequest) -> Pool:
-    """The workers that a request asks for."""
     if request.in_place:
         from autofit.workers.in_place import InPlacePool
 
         return InPlacePool(device=request.device, devices=request.workload.devices)
     from autofit.workers.ray_pool import RayPool
 
-    card = None if request.ray_address is None else requested_card(request.hardware)
     return RayPool(
         address=request.ray_address,
         workers=request.workers,
         devices=request.workload.devices,
         device=request.device,
-        card=card,
+        card=None if request.ray_address is None else requested_card(request.hardware),
     )

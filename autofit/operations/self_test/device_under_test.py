@@ -51,8 +51,7 @@ TINY = Model(
     source="the self-test",
     parameters=None,
 )
-"""Grouped-query attention, three layers, about a million parameters: enough for each technique, small enough for a
-trial of about a second."""
+"""Grouped-query attention and three layers: enough for each technique, small enough for a trial of about a second."""
 TINY_SEQ_LEN, TINY_BATCH = 64, 4
 EMULATED = "emulated"
 """The figure of the check `probe` with one sentence for each number format (`bf16`, `fp16`) that is emulated."""
@@ -77,8 +76,8 @@ class DeviceUnderTest:
     """Device memory in bytes that a trial may use unless a check sets another limit."""
     findings: dict[str, Finding] = field(default_factory=dict)
     """By the check's name."""
-    _jobs: dict[str, Job] = field(default_factory=dict)
-    """The jobs trained so far, by the workload's key."""
+    jobs: dict[str, Job] = field(default_factory=dict)
+    """Those trained so far, by the workload's key."""
     _runners: dict[int, GroupRunner] = field(default_factory=dict)
     _prediction_process: PredictionProcess = field(default_factory=PredictionProcess)
     """A trace that crashes or hangs costs one figure, and touches no device."""
@@ -116,20 +115,15 @@ class DeviceUnderTest:
     @property
     def plain(self) -> Config:
         """The plain recipe, in the first precision that works here without being emulated."""
-        for precision in PLAIN_PRECISIONS:
-            finding = self.findings.get(f"precision={precision}")
-            if finding is not None and finding.verdict is Verdict.WORKS:
-                return complete({"precision": precision})
-        return complete({"precision": PLAIN_PRECISIONS[-1]})
+        working = [name for name, finding in self.findings.items() if finding.verdict is Verdict.WORKS]
+        best = next((p for p in PLAIN_PRECISIONS if f"precision={p}" in working), PLAIN_PRECISIONS[-1])
+        return complete({"precision": best})
 
     def fitted(self, check: str) -> Trial | None:
         """The last trial of an earlier check; None where that did not fit, or the check did not run."""
         finding = self.findings.get(check)
         trial = finding.trials[-1] if finding is not None and finding.trials else None
         return trial if trial is not None and isinstance(trial.outcome, Fits) else None
-
-    def job_of(self, trial: Trial) -> Job:
-        return self._jobs[trial.workload.key]
 
     def emulation(self, precision: str) -> str | None:
         """Why a precision counts as emulated here, as the probe or the data sheet says; None if it does not."""
@@ -142,7 +136,7 @@ class DeviceUnderTest:
 
     def trial(self, job: Job, config: Config, *, until: float, limit: int | None = None) -> Trial:
         """Run `config` until that time at most, or say why it cannot work here. Raises `NoTimeLeft`."""
-        self._jobs[job.workload.key] = job
+        self.jobs[job.workload.key] = job
         seconds, reason = until - time.monotonic(), why_not_trainable(config, job)
         request = TrialRequest(
             job=job,
@@ -181,11 +175,6 @@ class DeviceUnderTest:
             return {"error": "the estimator's process ended", "defect": True}
         except Exception as error:  # whatever a trace raises
             return {"error": in_one_line(error), "defect": True}
-
-    def tried(self, job: Job, config: Config, *, until: float) -> tuple[Trial, dict[str, Any] | None]:
-        """A trial of `config` and, where it fitted, its estimate."""
-        trial = self.trial(job, config, until=until)
-        return trial, self.predicted(job, config, until=until) if isinstance(trial.outcome, Fits) else None
 
     def close(self) -> None:
         """End every process, so that whatever hangs in one ends, too; a further check starts them anew."""

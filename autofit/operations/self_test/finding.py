@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.core.device.hardware import Hardware, Stack
 from autofit.core.document import Document
-from autofit.core.outcome import Crashed, Diverged, Fits, Outcome, Trial, Unsupported
+from autofit.core.outcome import Crashed, Diverged, Fits, Trial, Unsupported
 
 if TYPE_CHECKING:
     from autofit.operations.self_test.device_under_test import DeviceUnderTest
@@ -59,7 +59,10 @@ class Finding(Document):
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object. Hardware and stack are not repeated: the report has them."""
-        return {**Document.to_json(self), "trials": [_trial_json(trial) for trial in self.trials]}
+        trials = [{**trial.to_json(), "doubts": list(trial.doubts)} for trial in self.trials]
+        for trial in trials:
+            del trial["hardware"], trial["stack"], trial["trial_id"]
+        return {**Document.to_json(self), "trials": trials}
 
 
 def unfit(trial: Trial) -> Finding | None:
@@ -67,21 +70,12 @@ def unfit(trial: Trial) -> Finding | None:
     outcome = trial.outcome
     if isinstance(outcome, Fits):
         return None
-    verdict = {Unsupported: Verdict.REFUSED, Diverged: Verdict.DIFFERS}.get(type(outcome), Verdict.FAILED)
-    return Finding(verdict=verdict, reason=_reason(outcome), trials=(trial,))
-
-
-def _reason(outcome: Outcome) -> str:
-    assert not isinstance(outcome, Fits)
     if isinstance(outcome, Unsupported):
-        return outcome.reason
+        return Finding(verdict=Verdict.REFUSED, reason=outcome.reason, trials=(trial,))
     lines = outcome.stderr_tail.splitlines()[-3:] if isinstance(outcome, Crashed) else []  # the JSON has all
-    return " | ".join([f"{outcome.kind}: {outcome.reason}", *(line.strip() for line in lines if line.strip())])
-
-
-def _trial_json(trial: Trial) -> dict[str, Any]:
-    body = {**trial.to_json(), "doubts": list(trial.doubts)}
-    return {name: value for name, value in body.items() if name not in ("hardware", "stack", "trial_id")}
+    reason = " | ".join([f"{outcome.kind}: {outcome.reason}", *(line.strip() for line in lines if line.strip())])
+    verdict = Verdict.DIFFERS if isinstance(outcome, Diverged) else Verdict.FAILED
+    return Finding(verdict=verdict, reason=reason, trials=(trial,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +122,7 @@ class Report(Document):
     environment: Mapping[str, str]
     """Environment variables that change what the libraries do."""
     load_average: float
-    """Processes that wanted a core in the minute before: where they are more than the cores, small steps on a processor
-    take many times longer."""
+    """Processes that wanted a core in the minute before: with more than the cores, small steps take longer."""
     started_at: str
     time_limit_seconds: float
     seconds: float

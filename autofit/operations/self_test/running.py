@@ -39,7 +39,7 @@ def checks(kind: str) -> tuple[Check, ...]:
 
     On a processor the checks at real sizes take longest. On an accelerator they take no longer than starting a trial.
     """
-    sizes, techniques = (*size_checks.methods(), size_checks.limits()), tuple(technique_checks.others())
+    sizes, techniques = (*size_checks.methods(), size_checks.LIMITS), tuple(technique_checks.others())
     return (
         # A probe takes some twelve seconds, and several times that on a busy machine.
         Check(name="probe", shows="The device's rates in each number format.", run=_probe, most_seconds=300.0),
@@ -47,7 +47,7 @@ def checks(kind: str) -> tuple[Check, ...]:
         *technique_checks.methods(),
         *((*techniques, *sizes) if kind == "cpu" else (*sizes, *techniques)),
         *technique_checks.slow_ones(),
-        size_checks.predictions(),
+        size_checks.PREDICTIONS,
     )
 
 
@@ -86,17 +86,19 @@ def self_test(
 ) -> Report:
     """Run every check, or those `selected`, here and in place: no store, no Ray.
 
-    `keep` is called before the first check and after each with all that is known; `tell` with each as it ends. A check
-    that fails, crashes or hangs costs only itself. Raises `EnvironmentLacks` where there is no device to test.
+    `keep` is called before the first check and after each with all that is known; `tell` with each as it ends. Raises
+    `EnvironmentLacks` where there is no device to test.
     """
     tested = DeviceUnderTest(device=device, ranks=ranks)
     planned = tuple(checks(tested.hardware.kind) if selected is None else selected)
     started = time.monotonic()
+    absent = {library.name: library.remedy for library in libraries(tested.hardware, tested.stack) if library.remedy}
+    absent |= {} if version("ray") else {"ray": install()}
     report = Report(
         autofit=__version__,
         hardware=tested.hardware,
         stack=tested.stack,
-        absent=_absent(tested),
+        absent=absent,
         environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
         load_average=os.getloadavg()[0],
         started_at=now(),
@@ -125,14 +127,8 @@ def self_test(
     return report
 
 
-def _absent(tested: DeviceUnderTest) -> dict[str, str]:
-    absent = {check.name: check.remedy for check in libraries(tested.hardware, tested.stack) if check.remedy}
-    return absent if version("ray") else absent | {"ray": install()}
-
-
 def _run(check: Check, tested: DeviceUnderTest, left_seconds: float) -> Finding:
-    """The check's finding, with the time that it took. It runs in a thread that nothing waits for once its time is up:
-    what it hangs on is ended."""
+    """The check's finding, with the time that it took. What hangs in its thread past that time is ended."""
     started, may_take = time.monotonic(), max(0.0, min(left_seconds, check.most_seconds))
     answers: queue.SimpleQueue[Finding] = queue.SimpleQueue()
     threading.Thread(

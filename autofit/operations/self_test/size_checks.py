@@ -26,8 +26,7 @@ ROOM = 0.85
 HANGING_PHASES = (None, "start", "setup", "meet")
 """Phases that take no device long: a trial that times out in one of them hangs."""
 BELOW, ABOVE = 0.8, 1.15
-"""Limits as multiples of what a config was measured to need. Below it by more than any cache or fragment that the
-allocator can give back, above it by more than runs differ."""
+"""Limits as multiples of what a config needs: by more than caches can give back, and than runs differ."""
 SLACK_BYTES = 128 * MIB
 """Added above: of a processor's memory a limit counts what is mapped, and a measurement what was touched."""
 
@@ -41,25 +40,6 @@ def methods() -> Iterator[Check]:
             run=partial(_method, method),
             most_seconds=90.0,
         )
-
-
-def limits() -> Check:
-    """Whether a limit is kept, shown with what an earlier check measured."""
-    return Check(
-        name="memory limit",
-        shows="Whether a config runs out of memory under a limit below what it needs, and fits under one above.",
-        run=_limits,
-        most_seconds=120.0,
-    )
-
-
-def predictions() -> Check:
-    """Sums up the estimates made for earlier checks; runs nothing."""
-    return Check(
-        name="predictions",
-        shows="Whether the estimator works with these libraries, and how far off it is at real sizes.",
-        run=_predictions,
-    )
 
 
 def _method(method: str, tested: DeviceUnderTest, until: float) -> Finding:
@@ -83,8 +63,7 @@ def _method(method: str, tested: DeviceUnderTest, until: float) -> Finding:
 
 
 def _too_slow(*trials: Trial) -> Finding | None:
-    """The finding if the last trial was still at work at the check's deadline: no defect, as the size is chosen for
-    all devices. None otherwise: a trial that has not begun to train by then hangs."""
+    """The finding if the last trial was cut while it trained; one that has not begun by then hangs."""
     outcome = trials[-1].outcome
     if not isinstance(outcome, TimedOut) or outcome.phase in HANGING_PHASES:
         return None
@@ -124,7 +103,7 @@ def _limits(tested: DeviceUnderTest, until: float) -> Finding:
     if fitted is None or fitted.measurement is None:
         return Finding(verdict=Verdict.NOT_RUN, reason="no config at a real size fitted, whose need could be cut")
     need = fitted.measurement.device_bytes
-    job = tested.job_of(fitted)
+    job = tested.jobs[fitted.workload.key]
     low, high = int(BELOW * need), min(int(ABOVE * need) + SLACK_BYTES, tested.limit)
     below = tested.trial(job, fitted.config, until=until, limit=low)
     above = tested.trial(job, fitted.config, until=until, limit=high)
@@ -172,3 +151,18 @@ def _figure(trial: Trial, predicted: Mapping[str, Any]) -> str:
 def _memory_gap(measured: Measurement, predicted: Mapping[str, Any]) -> float:
     """Relative difference of the predicted from the driver-seen memory."""
     return float(predicted["device_bytes"] / measured.device_bytes - 1.0)
+
+
+LIMITS = Check(
+    name="memory limit",
+    shows="Whether a config runs out of memory under a limit below what it needs, and fits under one above.",
+    run=_limits,
+    most_seconds=120.0,
+)
+"""With what an earlier check measured."""
+PREDICTIONS = Check(
+    name="predictions",
+    shows="Whether the estimator works with these libraries, and how far off it is at real sizes.",
+    run=_predictions,
+)
+"""Sums up the estimates made for earlier checks; runs nothing."""

@@ -23,7 +23,7 @@ COMPANIONS: dict[Value, dict[str, Value]] = {
     "efficient": {"precision": "fp32"},
     "save-attention": {"precision": "fp32", "attention": "efficient"},
 }
-"""Settings with which a GPU tries a value that is refused, or keeps nothing, with the plain recipe of some or all GPUs.
+"""With which a GPU tries a value that the plain recipe of some or all GPUs refuses, or for which it keeps nothing.
 Heads that share keys have no fused kernel in fp32 on any GPU, and none in fp16 on a T4."""
 EVERYWHERE: dict[Value, dict[str, Value]] = {"in-backward": {"micro_batch": TINY_BATCH}}
 """Settings with which any device tries a value that the plain recipe refuses."""
@@ -99,9 +99,11 @@ def _against(
     tested: DeviceUnderTest, config: Config, plain: Trial | None, effect: Effect | None, until: float, devices: int = 1
 ) -> Finding:
     """The finding of `config`, compared with the plain run as far as its `effect` allows; not at all without one."""
-    trial, predicted = tested.tried(tested.job(devices=devices), config, until=until)
+    job = tested.job(devices=devices)
+    trial = tested.trial(job, config, until=until)
     if refused := unfit(trial):
         return refused
+    predicted = tested.predicted(job, config, until=until)
     # Other methods train other parameters; what they compute is checked within their own trial, as is what has no
     # plain run to be compared with.
     reason = None
@@ -117,9 +119,8 @@ def _against(
 
 
 def same(trial: Trial, plain: Trial, *, updates_alike: bool) -> str | None:
-    """How a trial's losses or gradient differ from the plain run's by more than rounding, in words. None if they do
-    not, or if an emulated card has computed nothing. Without `updates_alike` only the first step, before any update, is
-    compared."""
+    """How a trial's losses or gradient differ from the plain run's by more than rounding; None if they do not, or if an
+    emulated card has computed nothing. Without `updates_alike` only the first step is compared."""
     if trial.hardware.is_emulated:
         return None
     measured, expected = trial.measurement, plain.measurement

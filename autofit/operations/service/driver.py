@@ -26,11 +26,7 @@ _told_to_end = threading.Event()
 
 def drive(arguments: dict[str, Any]) -> None:
     lease = Lease.from_json(arguments["lease"])
-    with (
-        Store.open(arguments["store"], create=False) as store,
-        Driver(store, lease) as driver,
-        _interrupted_as_told(),
-    ):
+    with Store.open(arguments["store"], create=False) as store, Driver(store, lease) as driver, _interrupted_as_told():
         from autofit.operations.searching.search import search  # takes long on a busy machine: the lease is kept by now
 
         stored_search = store.search(lease.search_id)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from autofit.core.errors import EnvironmentLacks
@@ -43,13 +44,11 @@ class PredictionProcess:
     """Calls functions in one process, one at a time. Threads may share it."""
 
     def __init__(self, *, waiting: int = 8) -> None:
-        """The process starts with the first call, or with `warm`. At most `waiting` calls are taken at once: more would
-        only time out."""
+        """It starts with the first call, or with `warm`. More than `waiting` calls at once are refused."""
         self._memory_bytes = min(MEMORY_BYTES, host_memory_bytes() // 2)
         self._waiting_slots = threading.BoundedSemaphore(waiting)
         self._turn = threading.Lock()
-        """Held by the call that the process works for: ending the process costs no waiting call its answer. Work that
-        goes on after its time may be lost."""
+        """Held by the call that the process works for: ending the process costs no waiting call its answer."""
         self._under_way: dict[bytes, Future[Any]] = {}
         """The answers of the calls under way, by what is called."""
         self._pool: ProcessPoolExecutor | None = None
@@ -59,22 +58,21 @@ class PredictionProcess:
         self._lock = threading.Lock()
 
     def warm(self) -> None:
-        """Start it if it is not there, and return at once: it takes seconds to load the libraries, during which `call`
-        waits."""
+        """Start it and return at once: loading the libraries takes seconds, during which `call` waits."""
         if self._pool is None:
             threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
 
     def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS, **keywords: Any) -> T:
-        """What the function returns, or raises; calls with equal arguments that are under way share that. Raises
-        `Overloaded` if too many wait, or if it takes too long or too much memory."""
+        """What the function returns, or raises; equal calls that are under way share that. Raises `Overloaded`."""
         if not self._waiting_slots.acquire(blocking=False):
             raise Overloaded("too many predictions are asked for at once", remedy="ask again in a minute")
         try:
-            question, answer = pickle.dumps((function, arguments, keywords)), Future[T]()
+            work = partial(function, *arguments, **keywords)
+            question, answer = pickle.dumps(work), Future[T]()
             shared: Future[T] = self._under_way.setdefault(question, answer)
             if shared is answer:
                 try:
-                    answer.set_result(self._in_turn(seconds, function, *arguments, **keywords))
+                    answer.set_result(self._in_turn(work, seconds))
                 except BaseException as error:
                     answer.set_exception(error)
                 finally:
@@ -85,12 +83,12 @@ class PredictionProcess:
         finally:
             self._waiting_slots.release()
 
-    def _in_turn(self, seconds: float, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+    def _in_turn(self, work: Callable[[], T], seconds: float) -> T:
         until = time.monotonic() + seconds
         if not self._turn.acquire(timeout=seconds):
             raise TooLate(f"other predictions took all of {seconds:.0f} s", remedy="ask again")
         try:
-            return self._answer(until, function, *arguments, **keywords)
+            return self._answer(work, until)
         finally:
             self._turn.release()
 
@@ -99,10 +97,10 @@ class PredictionProcess:
         with self._lock:
             self._end()
 
-    def _answer(self, until: float, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
+    def _answer(self, work: Callable[[], T], until: float) -> T:
         for _ in range(2):  # what ended the process may have been no fault of this call
             try:
-                return self._submit(function, *arguments, **keywords).result(until - time.monotonic())
+                return self._submit(work).result(until - time.monotonic())
             except MemoryError:
                 break
             except (BrokenProcessPool, CancelledError):
@@ -126,12 +124,12 @@ class PredictionProcess:
             self._answers = 0
         return self._pool
 
-    def _submit(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> Future[T]:
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         with self._lock:
             # With max_tasks_per_child, calls that wait while a process retires may wait for ever (CPython gh-115634).
             if self._answers >= TASKS and (self._last is None or self._last.done()):
                 self._end()
-            self._last = future = self._started().submit(function, *arguments, **keywords)
+            self._last = future = self._started().submit(work)
             self._answers += 1
             return future
 
@@ -147,8 +145,7 @@ class PredictionProcess:
 
 
 def _limit_process(memory_bytes: int, server: int) -> None:
-    """Limit this process, and what it starts, to so much memory of its own (setrlimit(2), RLIMIT_DATA); all of them end
-    with the server."""
+    """Limit the memory of this process and of what it starts (setrlimit(2), RLIMIT_DATA); all end with the server."""
     os.setpgid(0, 0)
     end_with(server, group=True)
     hide_cards()

@@ -15,7 +15,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
 from autofit.catalog.hardware import card_of
-from autofit.core.device.hardware import Hardware
 from autofit.core.errors import AutofitError, StoreError, in_one_line, lines_of
 from autofit.planning.requests import check_driven
 from autofit.store import Lease, LeaseLost, Store, new_owner
@@ -54,19 +53,17 @@ class Runner:
         device: str = "auto",
         search_id: str | None = None,
     ) -> None:
-        """`store` is one that is open, and stays so, or the URL of one. With `search_id` it drives that search alone.
-        Otherwise it takes searches for what the cluster at `ray_address` has or may get, or without one for this
-        machine's device only; raises `EnvironmentLacks` if there is none that trials can use, and `UsageError` for
-        options that exclude each other."""
+        """`store` is one that is open, and stays so, or the URL of one. With `search_id` it drives that search alone,
+        else those for what the cluster at `ray_address` has or may get, or for this machine's device. Raises
+        `EnvironmentLacks` without a device, and `UsageError` for options that exclude each other."""
         check_driven(workers=workers, ray_address=ray_address, in_place=in_place)
-        self._store = store
+        self._store, self._search_id = store, search_id
         self._driver_options: dict[str, Any] = {
             "ray_address": ray_address,
             "in_place": in_place,
             "workers": workers,
             "device": device,
         }
-        self._search_id = search_id
         self._hardware = None if ray_address is not None or search_id is not None else detect(device)[0]
         self._offer: Offer | None = None
         self._offered_at = float("-inf")
@@ -85,8 +82,8 @@ class Runner:
         return not self._stopping.is_set() and time.monotonic() - self._looked_at < 60.0
 
     def run(self) -> None:
-        """Claim and drive searches until `stop` is called. What fails is tried again: the store, once it was open, and
-        this machine (a full disk). A runner of one search raises what is wrong with the machine."""
+        """Claim and drive searches until `stop` is called. What fails is tried again, such as the store, or a full
+        disk; but a runner of one search raises what is wrong with the machine."""
         announced, last_error = False, ""
         with ExitStack() as stack:
             stack.callback(self.stop)  # whatever ends it
@@ -118,7 +115,9 @@ class Runner:
     def _claimed(self, store: Store) -> list[str] | None:
         """The names of hardware for which it claims searches; None where it drives one search alone."""
         if self._hardware is not None:
-            return _names(self._hardware)
+            # With another power limit it is still the same card, but an emulated card never stands for the real one.
+            card = None if self._hardware.is_emulated else card_of(self._hardware.name)
+            return [self._hardware.name] if card is None else [self._hardware.name, card.name]
         if self._search_id is not None:
             return None
         waited_for = store.queue.hardware_waited_for()
@@ -141,12 +140,7 @@ class Runner:
 
     def _drive(self, store: Store, lease: Lease) -> None:
         _log.info("autofit: search %s begins, epoch %d", lease.search_id, lease.epoch)
-        message = {
-            "lease": lease.to_json(),
-            "store": store.url,
-            "runner": os.getpid(),
-            "driven": self._driver_options,
-        }
+        message = {"lease": lease.to_json(), "store": store.url, "runner": os.getpid(), "driven": self._driver_options}
         command = [sys.executable, *DRIVER]
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
             # Standard input and not arguments: the store's address may hold a password.
@@ -184,8 +178,7 @@ class Runner:
             _pass_on(errors, position)
 
     def _requeue_or_fail(self, store: Store, lease: Lease, code: int, last_line: str) -> None:
-        """Give a search back whose driver has died, or fail it if that keeps happening. A driver that this runner ended
-        because the runner itself stops has not died."""
+        """Give a search back whose driver has ended, or fail it if drivers keep dying without being told to end."""
         reason = f"its driver ended with exit code {code}: {last_line}"
         died = not self._stopping.is_set()
         with suppress(LeaseLost):  # it has ended as it should
@@ -198,8 +191,7 @@ class Runner:
 
 @contextmanager
 def running(runners: Sequence[Runner]) -> Iterator[list[Exception]]:
-    """Run each runner in a thread of this process; yields what has ended any of them, to be looked at. At exit they
-    stop, and searches under way go back to the queue."""
+    """Run each runner in a thread; yields what has ended any of them. At exit their searches are queued again."""
     failures: list[Exception] = []
 
     def run(runner: Runner) -> None:
@@ -223,16 +215,8 @@ def running(runners: Sequence[Runner]) -> Iterator[list[Exception]]:
             thread.join()
 
 
-def _names(hardware: Hardware) -> list[str]:
-    """The names by which a search may mean this hardware: with another power limit it is still the same card, but an
-    emulated card never stands for the real one."""
-    card = None if hardware.is_emulated else card_of(hardware.name)
-    return [hardware.name] if card is None else [hardware.name, card.name]
-
-
 def _pass_on(errors: IO[str], position: int) -> int:
-    """Log the notices among the whole lines after `position`; returns the position after these lines. The file's own
-    offset is the driver's, too: it must not move."""
+    """Log the notices after `position`, and return the new one. The file's own offset, the driver's, must not move."""
     written = os.pread(errors.fileno(), 65536, position)
     lines = written[: written.rfind(b"\n") + 1]
     for line in lines.splitlines():

@@ -17,21 +17,14 @@ from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.store import Store
 
 _PLAIN = (
-    "space",
-    "hardware",
-    "memory_limit_bytes",
-    "max_trials",
-    "time_budget_seconds",
-    "fresh",
-    "thorough",
-    "predict",
+    *("space", "hardware", "memory_limit_bytes", "max_trials", "time_budget_seconds"),
+    *("fresh", "thorough", "predict"),
 )
 """Options of a search that mean the same wherever it is driven."""
 
 
 def to_json(request: SearchRequest) -> dict[str, Any]:
-    """The request as a flat JSON object, without what belongs to the process that drives it. Raises `UsageError` for a
-    command of the user's."""
+    """The request as a flat JSON object, without what its driver decides. Raises `UsageError` for a user's command."""
     goal = {"method": request.goal.method, "min_rank": request.goal.min_rank, "allow": request.goal.allow.label}
     workload = asdict(request.workload)
     if workload["program"] is not None:
@@ -42,8 +35,7 @@ def to_json(request: SearchRequest) -> dict[str, Any]:
 
 
 def from_json(document: Mapping[str, Any], **driven: Any) -> SearchRequest:
-    """The inverse of `to_json`, with the options of the process that drives it. A command is never taken from what the
-    store holds: whoever may write there could run anything here."""
+    """The inverse of `to_json`. Never with a command: whoever may write to a store could run anything."""
     names = [field.name for field in fields(WorkloadOptions) if field.name != "program"]
     named = {name: document[name] for name in names if name in document}
     if isinstance(lengths := named.get("lengths"), Mapping):
@@ -67,7 +59,7 @@ def digest_of(request: SearchRequest, workload: Workload, hardware: str) -> str:
 
 def hardware_for(name: str | None, store: Store) -> str:
     """The hardware that a search is meant for: a card of the catalog, or what the store or a runner knows by this name;
-    for None the only one known. Raises `UsageError` for any other name, and where there are several."""
+    for None the only one known. Raises `UsageError`."""
     names = store.queue.hardware_names()
     if name is None or name.lower() == "auto":
         if len(names) == 1 and not names[0].startswith(EMULATED):
@@ -91,27 +83,18 @@ def check_limit(limit_bytes: int | None, hardware: str) -> None:
         raise UsageError(f"memory-limit {format_bytes(limit_bytes)} is more than the {memory}")
 
 
-def submit(
-    request: SearchRequest,
-    store: Store,
-    *,
-    key: str | None = None,
-    by: str | None = None,
-) -> str:
-    """Queue a search for a runner, and return its id: that of the queued or running one which asks the same, or of the
-    one that was asked for with the same idempotency `key`.
+def submit(request: SearchRequest, store: Store, *, key: str | None = None, by: str | None = None) -> str:
+    """Queue a search for a runner, and return its id: that of one under way which asks the same, or had the same `key`.
 
     `by` names the token that asks, for the audit. Raises `UsageError` for what no runner could search.
     """
     hardware = hardware_for(request.hardware, store)
     check_limit(request.memory_limit_bytes, hardware)
     _, workload = request.workload.resolve()
-    document = {**to_json(request), "hardware": hardware}
-    question_digest = digest_of(request, workload, hardware)
     return store.queue.submit(
-        digest=question_digest,
+        digest=digest_of(request, workload, hardware),
         workload=workload,
-        request={"asked": document},
+        request={"asked": {**to_json(request), "hardware": hardware}},
         hardware_name=hardware,
         key=key,
         by=by,

@@ -51,11 +51,9 @@ class RunMeasurements:
         run_point = None if self.trial is None else point(self.trial)
         if run_point is None:
             return f"{fastest}; this run's config was not measured. `{command}` says how to get it."
-        if run_point.config == self.best.config or run_point.tokens_per_second >= self.best.tokens_per_second:
-            return None
-        if ties(run_point, self.best):
-            return None
         gain = self.best.tokens_per_second / run_point.tokens_per_second - 1.0
+        if run_point.config == self.best.config or gain <= 0.0 or ties(run_point, self.best):
+            return None
         measured = f"this run's config (measured: {run_point.tokens_per_second:,.0f})"
         return f"{fastest}, {gain:.0%} faster than {measured}. `{command}` says how to get it."
 
@@ -75,9 +73,8 @@ def report(measurements: RunMeasurements | None, step_seconds: float, peak_bytes
 
 
 def run_measurements(args: TrainingArguments, model: Any, script: str, store: str | None) -> RunMeasurements | None:
-    """What the store at `store` knows of a run of `model` with these arguments by the program `script`; None if nothing
-    fits or none was measured. Looks nothing up but the store, and starts nothing. Raises `StoreError`, and `UsageError`
-    for arguments that are not understood."""
+    """What a store knows of a run of `model` with these arguments by the program `script`; None if nothing fits or was
+    measured. Raises `StoreError`, and `UsageError`."""
     run = training_arguments.read(Keys(args.to_dict(), "transformers"), Where(devices=args.world_size))
     seq_len = getattr(args, "max_length", None)
     goal = Goal(method=_method(model))
@@ -88,22 +85,11 @@ def run_measurements(args: TrainingArguments, model: Any, script: str, store: st
             if workload is None:
                 return None
             best = recommend(workload, goal=goal, store=opened).point
-            hardware_key = detect()[0].key
-            fitted = [
-                trial
-                for stack in opened.stacks(hardware_key, workload.key)
-                for trial in opened.trials(
-                    hardware_key=hardware_key, stack_key=stack.key, workload_key=workload.key, outcome=Fits.kind
-                )
-            ]
+            fitted = opened.trials(hardware_key=detect()[0].key, workload_key=workload.key, outcome=Fits.kind)
     except (NothingFits, NotMeasured, NoStore):
         return None
-    settings = [run.config.get(axis) for axis in DECIDED_AXES]
-    alike = [
-        t
-        for t in fitted
-        if t.config.get("method") == goal.method and [t.config.get(a) for a in DECIDED_AXES] == settings
-    ]
+    settings = {"method": goal.method, **{axis: run.config.get(axis) for axis in DECIDED_AXES}}
+    alike = [t for t in fitted if all(t.config.get(axis) == value for axis, value in settings.items())]
     latest = max(alike, key=lambda t: t.trial_id or 0, default=None)
     return RunMeasurements(workload=workload, goal=goal, best=best, trial=latest, has_length=seq_len is not None)
 
@@ -116,8 +102,7 @@ def _method(model: Any) -> str:
 
 
 def _workload(store: Store, run: Run, name: str, script: str, seq_len: int | None) -> Workload | None:
-    """The measured workload that the run trains, the latest: by its own program if that was searched, else by
-    transformers' Trainer, else by autofit's own step."""
+    """The latest measured workload that the run trains: by its own program, else as transformers' Trainer."""
     measured = [
         w
         for w in store.workloads(hardware_key=detect()[0].key)
@@ -131,8 +116,7 @@ def _workload(store: Store, run: Run, name: str, script: str, seq_len: int | Non
 
 
 def _searches(program: str, script: str) -> bool:
-    """Whether a measured command starts the script with what a search varies. One without placeholders has a single
-    config, such as that of a run that was stored."""
+    """Whether a measured command starts the script with what a search varies, as that of a recorded run does not."""
     is_started = bool(script) and Path(script).name in {Path(word).name for word in shlex.split(program)}
     try:
         return is_started and bool(Command.parse(program).placeholders)

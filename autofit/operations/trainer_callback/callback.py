@@ -63,7 +63,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         self._measurements: RunMeasurements | None = None
         self._steps = 0
         self._seconds = array("d")
-        """What each timed step of an ordinary run took: the same ones as a `RunObserver` times."""
+        """What each timed step of an ordinary run took, the same as a `RunObserver` times."""
         self._step_began: float | None = None
         """None where the next step is not timed."""
 
@@ -104,19 +104,15 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
         if self._phases is not None:
             self._phases.done()
         self._step_began = None
-        self._recording(lambda record: record.interrupt())
+        self._recording(lambda record: record.observer.interrupt())
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
-        if self._phases is not None:
-            self._phases.done()
-        self._step_began = None
-        self._recording(lambda record: record.interrupt())
+    on_save = on_evaluate
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **more: Any) -> None:
         self._direct(control, more)
         del self._seconds[-1:]  # it may have been on what was left of the data
         self._step_began = None
-        self._recording(lambda record: record.end_epoch())
+        self._recording(lambda record: record.observer.end_epoch())
 
     def on_log(
         self,
@@ -154,7 +150,7 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
 
         if self._record is not None:  # of a run that has failed
             self._record.close()
-            self._record = None
+            self._record = None  # should the next line raise
         self._record = RunRecord(args, model, optimizer, seq_len=self._seq_len, held_bytes=self._held_bytes)
 
     def _recording(self, work: Callable[[RunRecord], None]) -> None:
@@ -180,8 +176,8 @@ class TrainerCallback(transformers.TrainerCallback):  # type: ignore[misc]  # lo
 
 def check_trained_config(trial: Session, args: TrainingArguments) -> None:
     """End the trial if the Trainer does not train the config: a program may ignore its arguments."""
-    micro_batch = trial.request.config.number("micro_batch")
-    accumulation = trial.request.job.workload.batch_per_device // micro_batch
+    micro_batch, job = trial.request.config.number("micro_batch"), trial.request.job
+    accumulation = job.workload.batch_per_device // micro_batch
     trains = (args.train_batch_size, args.gradient_accumulation_steps)
     if trains != (micro_batch, accumulation):
         trial.refuse(
@@ -190,9 +186,8 @@ def check_trained_config(trial: Session, args: TrainingArguments) -> None:
         )
     if args.auto_find_batch_size:
         trial.refuse("the program shrinks its micro-batch until it fits (auto_find_batch_size): turn that off")
-    if args.device.type != trial.request.job.hardware.kind:
-        device_kind = trial.request.job.hardware.kind
-        trial.refuse(f"the program trains on {args.device.type}, the trial asked for {device_kind}")
+    if args.device.type != job.hardware.kind:
+        trial.refuse(f"the program trains on {args.device.type}, the trial asked for {job.hardware.kind}")
     if args.world_size > 1:
         trial.refuse(f"the program trains on {args.world_size} devices, the trial asked for 1")
 

@@ -58,8 +58,7 @@ NOT_COMMANDS = ("ipykernel", "default_worker.py", "spawn_main")
 
 
 def own_command(secrets: Sequence[str] = ()) -> str:
-    """This process's command line as `--command` takes it: its braces mean themselves. Raises `UsageError` where it has
-    none, and where it holds a secret: it is stored, and shown."""
+    """This process's command line as `--command` takes it. Raises `UsageError` if it has none, or one with a secret."""
     words = sys.orig_argv
     if not sys.argv[0] or any(mark in word for mark in NOT_COMMANDS for word in words):
         raise UsageError("it has no command of its own, as in a notebook or in a worker of Ray")
@@ -176,8 +175,7 @@ def _check_same(config: dict[str, Any], named: Model) -> None:
 
 
 def _check_optimizer(args: TrainingArguments, model: Any, optimizer: Any) -> None:
-    """Raise `UsageError` for an optimizer that is not the one that the arguments name, or not for all that is
-    trained."""
+    """Raise `UsageError` unless the optimizer is the one that the arguments name, and updates all that is trained."""
     import torch
     from transformers import Trainer
 
@@ -195,8 +193,7 @@ def _check_optimizer(args: TrainingArguments, model: Any, optimizer: Any) -> Non
 
 
 def _settings(optimizer: Any) -> dict[str, set[str]]:
-    """What decides which states an optimizer keeps and how it updates: the values among its groups of parameters, and
-    what bitsandbytes has in attributes of its own."""
+    """What decides an optimizer's states and updates: the values in its groups, and bitsandbytes' attributes."""
     groups = [*optimizer.param_groups, vars(getattr(optimizer, "args", SimpleNamespace()))]
     names = {name for group in groups for name in group} - STEPPED
     of_groups = {name: {str(group[name]) for group in groups if name in group} for name in names}
@@ -339,8 +336,7 @@ def _precision(args: TrainingArguments, model: Any, method: str) -> str:
 
 
 def _multiplies_in_tf32() -> bool:
-    """Whether products of fp32 may be in TF32. Torch raises if it is asked in the older way where the newer one has set
-    that."""
+    """Whether products of fp32 may be in TF32. Asked in the older way where the newer one has set it, torch raises."""
     import torch
 
     newer = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autofit.core.lattice import Config
-from autofit.core.outcome import Trial
 from autofit.operations.recommendation import search_command
 from autofit.operations.trainer_callback.config import config_of, job_of, options_of
 from autofit.planning.requests import WorkloadOptions
@@ -26,16 +25,9 @@ class RunRecord:
     """One run from the beginning of its training to its end. Used from one thread."""
 
     def __init__(
-        self,
-        args: TrainingArguments,
-        model: Any,
-        optimizer: Any,
-        *,
-        seq_len: int | None,
-        held_bytes: int | None,
+        self, args: TrainingArguments, model: Any, optimizer: Any, *, seq_len: int | None, held_bytes: int | None
     ) -> None:
-        """`held_bytes`: what the device showed before this process used it, None where that is not known. Raises
-        `UsageError` for a run that no config describes."""
+        """`held_bytes`: what the device showed before this process used it. Raises `UsageError`."""
         self._config: Config = config_of(args, model, optimizer)
         self._options: WorkloadOptions = options_of(args, model, self._config, seq_len)
         self._job: Job = job_of(self._options, args, model)
@@ -44,30 +36,22 @@ class RunRecord:
                 "its memory cannot be told from that of others: make the callback first, before TrainingArguments"
             )
         self._is_finite = True
-        self._observer = RunObserver(self._job, self._config, held_bytes)
+        self.observer = RunObserver(self._job, self._config, held_bytes)
         self._tokens = TokenCount()
         self._hook = model.register_forward_pre_hook(self._tokens, with_kwargs=True)
 
     def step(self) -> None:
-        self._observer.step(self._tokens.taken())
-
-    def interrupt(self) -> None:
-        """An evaluation or a checkpoint has followed the last step."""
-        self._observer.interrupt()
-
-    def end_epoch(self) -> None:
-        self._observer.end_epoch()
+        self.observer.step(self._tokens.taken())
 
     def learned(self, loss: float, gradient_norm: float | None) -> None:
-        """A loss was logged: the mean of some steps, which is therefore not stored as a step's. A Trainer leaves losses
-        that are no numbers out of that mean, but not the gradients' norms; loss scaling lets these overflow."""
+        """A loss was logged, without what is no number: gradients' norms tell of that, unless losses are scaled."""
         norm = 0.0 if gradient_norm is None or self._config["precision"] == "fp16-mixed" else gradient_norm
         self._is_finite = self._is_finite and math.isfinite(loss) and math.isfinite(norm)
 
     def store(self, url: str | None) -> str:
         """Store the run, which has ended, and say how to ask for it. Raises `NotRecorded`."""
         self.close()
-        attempt = self._observer.conclude()
+        attempt = self.observer.conclude()
         if not self._is_finite:
             raise NotRecorded("its loss was not a number")
         # No limit was enforced: there was the device's memory.
@@ -75,9 +59,8 @@ class RunRecord:
         request = TrialRequest(job=self._job, config=self._config, memory_limit_bytes=limit)
         # Without a prediction: that is of autofit's own step. What it misses of a script's data, evaluations and
         # checkpoints would be learned as its error on this hardware, and it takes time that the run has not asked for.
-        trial: Trial = request.trial(attempt)
         with Store.open(url) as opened:
-            stored = opened.add(trial)
+            stored = opened.add(request.trial(attempt))
         asked = search_command(self._options).replace("autofit search", "autofit frontier", 1)
         return f"this run is stored as trial {stored.trial_id}: `{asked}` shows it"
 
@@ -87,8 +70,7 @@ class RunRecord:
 
 
 class TokenCount:
-    """Counts the tokens of batches that a model trains on, as a hook before its forward pass. It holds a number alone:
-    a model is copied and saved with its hooks."""
+    """Counts the tokens of a model's batches, as a hook that is copied and saved with it: it holds a number."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -21,36 +21,36 @@ def test_a_trial_is_the_same_in_another_store(store: Store, tmp_path: Path) -> N
         other.add(make_trial({"method": "full", "micro_batch": 8}, fits(70, 5000)))  # so that the numbers differ
         import_lines(other, export_lines(store))
         theirs = other.trials()[1:]
-    assert [TrackedTrial(trial=t).uid for t in ours] == [TrackedTrial(trial=t).uid for t in theirs]
-    assert len({TrackedTrial(trial=t).uid for t in ours}) == len(MADE) + 1
+    assert [TrackedTrial(t).uid for t in ours] == [TrackedTrial(t).uid for t in theirs]
+    assert len({TrackedTrial(t).uid for t in ours}) == len(MADE) + 1
 
 
 def test_a_context_is_readable_and_short_enough(emulated: Store) -> None:
-    names = list(dict.fromkeys(TrackedTrial(trial=trial).context for trial in emulated.trials()))
+    names = list(dict.fromkeys(TrackedTrial(trial).context for trial in emulated.trials()))
     assert [name.rpartition(" [")[0] for name in names] == [
         f"smollm2-135m on {card}, seq-len 128, batch 4, torch 2.13.0" for card in ("h100-80g", "emulated-h100-80g")
     ]
     trial = emulated.trials()[0]
     trial = replace(trial, workload=replace(trial.workload, model="x" * 300))
-    assert len(TrackedTrial(trial=trial).context) <= 128
+    assert len(TrackedTrial(trial).context) <= 128
 
 
 def test_a_command_stays_here(store: Store) -> None:
     trial = store.trials()[0]
     tracked = TrackedTrial(
-        trial=replace(trial, workload=replace(trial.workload, program="train --token secret {micro_batch}"))
+        replace(trial, workload=replace(trial.workload, program="train --token secret {micro_batch}"))
     )
     assert "secret" not in str([tracked.setting, tracked.facts, tracked.axes, tracked.context])
 
 
 def test_metrics_of_each_kind_of_trial(store: Store) -> None:
-    predicted = TrackedTrial(trial=store.trials()[-1]).metrics
+    predicted = TrackedTrial(store.trials()[-1]).metrics
     assert predicted["predicted/tokens_per_second"] == 1024.0  # 4 sequences of 128 tokens in half a second
     assert (predicted["predicted/device_bytes"], predicted["device_bytes"]) == (6 * GIB, 6 * GIB)
     assert {name for name in predicted if name.startswith("phase")} == {
         f"phase_peak_bytes/{phase}" for phase in ("forward", "backward", "optimizer")
     }
-    failed = TrackedTrial(trial=make_trial({"method": "full"}, out_of_memory()))
+    failed = TrackedTrial(make_trial({"method": "full"}, out_of_memory()))
     assert failed.metrics == {"requested_bytes": 2 * GIB, "trial_seconds": 7.5, "memory_limit_bytes": 80 * GIB}
     assert (failed.facts["outcome"], failed.facts["phase"]) == ("out_of_memory", "backward")
 

@@ -80,7 +80,7 @@ def test_a_run_is_a_trial_and_comes_once(store: Store, tmp_path: Path) -> None:
     runs = {run.id: run for run in map(run_in, tmp_path.glob("wandb/offline-run-*/*.wandb"))}
     assert len(runs) == total
     for trial in store.trials():
-        tracked = TrackedTrial(trial=trial)
+        tracked = TrackedTrial(trial)
         run = runs[tracked.uid]
         assert (run.group, run.project) == (tracked.context, "autofit")
         assert run.config.items() >= trial.config.to_json().items()
@@ -113,7 +113,7 @@ def test_what_the_server_has_is_not_sent_again(store: Store, monkeypatch: pytest
     """The server's answer is made up: its list of runs in the project, or that there is no such project."""
     from autofit.trackers import wandb_runs
 
-    trials = [TrackedTrial(trial=trial) for trial in store.trials()]
+    trials = [TrackedTrial(trial) for trial in store.trials()]
     paths: list[str] = []
 
     def listed(path: str) -> list[Any]:
