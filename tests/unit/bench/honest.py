@@ -12,7 +12,7 @@ from autofit.core.lattice import Lattice
 from autofit.core.outcome import Fits, Trial
 from autofit.core.prediction import Prediction
 from autofit.prediction.predictions import Predictions
-from autofit.search.acquisition.memory_fit import completed
+from autofit.search.acquisition.memory_fit import guesses
 from autofit.search.acquisition.surrogate import TIME
 from autofit.techniques import AXES
 
@@ -41,7 +41,7 @@ def _predictions(every: Recorded) -> Predictions:
         for config, trial in every.trials.items()
         if isinstance(trial.outcome, Fits)
     }
-    seconds = completed(lattice, timed, TIME)
+    seconds = timed | {config: mean for config, (mean, _) in guesses(lattice, timed, TIME).items()}
     return Predictions(by_config={c: _prediction(trial, math.exp(seconds[c])) for c, trial in every.trials.items()})
 
 
