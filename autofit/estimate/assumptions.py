@@ -243,6 +243,6 @@ def _kept_by_the_heap(config: Config) -> str:
 def of_borrowed(error: float) -> str:
     """What is assumed of memory without a replay (`Footprint.borrowed_error`)."""
     return (
-        "the allocator's fragmentation is that of a similar config, or left out where nothing fits, so the memory may "
-        f"be up to {error:.0%} higher: `autofit estimate` replays the allocator for the config itself"
+        "the allocator's fragmentation is that of a similar config, or left out of one that does not fit, so the "
+        f"memory may be up to {error:.0%} higher: `autofit estimate` replays the allocator for the config itself"
     )

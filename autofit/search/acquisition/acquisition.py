@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +96,8 @@ class Acquisition:
         self._budget_seconds = plan.limits.seconds or USUAL_SECONDS
         self._area_weight = 0.5 if plan.thorough else 0.2
         self.belief = Belief(plan, state)
-        self._weighed_at = lru_cache(maxsize=1)(self._weigh)
+        self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
+        """The version of the state that was weighed, and the result."""
 
     def use(self, predictions: Predictions) -> None:
         """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.
@@ -105,7 +105,7 @@ class Acquisition:
         Predictions for fewer than half of the configs that the floor leaves change nothing.
         """
         self.belief.use(predictions)
-        self._weighed_at.cache_clear()
+        self._weighed_at = (-1, None)
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:
         """The candidate to run next; None if none is worth its trial, or none can end within `seconds_left`."""
@@ -203,11 +203,15 @@ class Acquisition:
         return Candidate(config, float(w.gain[number]), float(w.probability[number]), float(w.seconds[number]))
 
     def _weighed(self) -> _Weighed:
-        return self._weighed_at(self._state.version)
+        version, weighed = self._weighed_at
+        if weighed is None or version != self._state.version:
+            weighed = self._weigh()
+            self._weighed_at = (self._state.version, weighed)
+        return weighed
 
-    def _weigh(self, version: int) -> _Weighed:
+    def _weigh(self) -> _Weighed:
         """What each may gain if it fits, by how likely it fits; less where another method is recommended, or where its
-        own method, of which nothing is measured, is likely to be slow. Then their order. `version` is the state's."""
+        own method, of which nothing is measured, is likely to be slow. Then their order."""
         belief, fronts = self.belief, self._fronts()
         rows = belief.rows(self._state.open)
         time, (memory, probability) = belief.step_time(rows), belief.memory.fit(rows)
