@@ -136,6 +136,7 @@ class Drawing:
         estimators = {on: Estimator(replace(self._job, expandable_segments=on), None) for on in runners}
         memory = self._job.hardware.memory_bytes
         decoder: dict[str, Value] = {}
+        seen: set[tuple[Config, bool, int]] = set()
         for number in range(DECODERS * ALIKE):
             if number % ALIKE == 0:
                 decoder = {axis: self._random.choice(v) for axis, v in VALUES.items() if axis not in OF_ONE_DECODER}
@@ -145,6 +146,9 @@ class Drawing:
             found = self._drawn(estimators[segments], decoder)
             if found is not None:
                 limit = min(memory, int(found.device_bytes * share)) if close else memory
+                if (found.config, segments, limit) in seen:
+                    continue
+                seen.add((found.config, segments, limit))
                 said = estimators[segments].estimate(found.config, memory_limit_bytes=limit)
                 job = {**self._about, "ranks": self._ranks, "segments": segments}
                 yield {"job": job, **_trained(runners[segments], estimators[segments].job, said)}
@@ -283,7 +287,7 @@ def record(file: Path, configs: int, asked: argparse.Namespace) -> None:
     done = read(file)[1:] if file.exists() else []
     if not done:
         _begin(file, site, seed=asked.seed)
-    groups, have = len({line["group"] for line in done}), len(done)
+    groups, have = max((line["group"] for line in done), default=-1) + 1, len(done)
     with ExitStack() as opened:
         runners = {}
         for segments in (True, False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -44,6 +43,7 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
     causal_lm.tie_weights()
     layers = set(decoder_layers(model)) if sharder is not None else set()
     created: Created = WeakValueDictionary()
+    blank: list[torch.Tensor] = []
     pool = torch.cuda.MemPool() if device.type == "cuda" and any(map(_is_four_bit, model.modules())) else None
 
     def initialise(original: Callable[[nn.Module], None], module: Any) -> None:
@@ -53,7 +53,7 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
             # transformers' default initializer_range
             quantisation.materialise(module, device=device, dtype=module.compute_dtype, std=0.02, pool=pool)
         else:
-            _allocate(module, device, created)
+            _allocate(module, device, created, blank)
             original(module)
         if sharder is not None and module in layers:
             sharder.shard(module)
@@ -65,9 +65,10 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
                 stack.enter_context(patch.object(part, "_init_weights", in_its_place))
         causal_lm.initialize_weights()
     for module in model.modules():
-        _allocate(module, device, created)
+        _allocate(module, device, created, blank)
+    never_written = {id(buffer) for buffer in blank if buffer._version == 0}
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and buffer.isnan().any():  # wrong values would train another model
+        if buffer.is_floating_point() and id(buffer) in never_written:  # wrong values would train another model
             raise UsageError(f"{type(causal_lm).__name__} has a constant that transformers does not restore: {name}")
     if causal_lm is not model:
         adapters.initialise(model, (lambda modules: nullcontext()) if sharder is None else sharder.whole)
@@ -77,8 +78,9 @@ def _is_four_bit(module: Any) -> bool:
     return type(module).__name__ == "Linear4bit" and type(module).__module__.startswith("bitsandbytes")
 
 
-def _allocate(module: nn.Module, device: torch.device, created: Created) -> None:
-    """Allocate the tensors that `module` holds directly; modules that share a parameter find it in `created`."""
+def _allocate(module: nn.Module, device: torch.device, created: Created, blank: list[torch.Tensor]) -> None:
+    """Allocate the tensors that `module` holds directly; modules that share a parameter find it in `created`. Buffers,
+    which nothing has been written to, are added to `blank`."""
     for name, parameter in module._parameters.items():
         if parameter is not None and parameter.is_meta:
             shared = created.get(id(parameter))
@@ -88,6 +90,5 @@ def _allocate(module: nn.Module, device: torch.device, created: Created) -> None
             module._parameters[name] = shared
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.is_meta:
-            storage = torch.empty_like(buffer, device=device)
-            # NaN after initialisation means never initialised.
-            module._buffers[name] = storage.fill_(math.nan) if buffer.is_floating_point() else storage
+            module._buffers[name] = torch.empty_like(buffer, device=device)
+            blank.append(module._buffers[name])
