@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -108,11 +109,18 @@ def imports(module: str, path: Path) -> Iterator[Import]:
             yield Import(module, name, node.lineno, id(node) in typing_only)
 
 
-ALL = [statement for module, path in FILES.items() for statement in imports(module, path)]
-OWN = [statement for statement in ALL if statement.imported.split(".")[0] == "autofit"]
-FOREIGN = [
-    statement for statement in ALL if statement.imported.split(".")[0] not in (*sys.stdlib_module_names, "autofit")
-]
+@cache
+def statements() -> list[Import]:
+    return [statement for module, path in FILES.items() for statement in imports(module, path)]
+
+
+def own() -> list[Import]:
+    return [statement for statement in statements() if statement.imported.split(".")[0] == "autofit"]
+
+
+def foreign() -> list[Import]:
+    ours = (*sys.stdlib_module_names, "autofit")
+    return [statement for statement in statements() if statement.imported.split(".")[0] not in ours]
 
 
 def room(module: str) -> str:
@@ -127,7 +135,7 @@ def test_every_room_has_its_floor() -> None:
 
 def test_imports_go_downward_only() -> None:
     wrong = []
-    for statement in OWN:
+    for statement in own():
         here, there = room(statement.importer), room(statement.imported)
         if here == there or not there or (statement.importer, statement.imported) in STAIRS:
             continue
@@ -138,26 +146,26 @@ def test_imports_go_downward_only() -> None:
 
 
 def test_the_stairs_are_used() -> None:
-    assert {(statement.importer, statement.imported) for statement in OWN} >= STAIRS
+    assert {(statement.importer, statement.imported) for statement in own()} >= STAIRS
 
 
 def test_space_imports_values_only() -> None:
-    assert {room(statement.imported) for statement in OWN if statement.importer == "autofit.catalog.space"} <= VALUES
+    assert {room(statement.imported) for statement in own() if statement.importer == "autofit.catalog.space"} <= VALUES
 
 
 def test_values_need_the_standard_library_only() -> None:
-    assert [str(statement) for statement in FOREIGN if room(statement.importer) in VALUES] == []
+    assert [str(statement) for statement in foreign() if room(statement.importer) in VALUES] == []
 
 
 @pytest.mark.parametrize("library", OWNERS)
 def test_a_library_has_one_owner(library: str) -> None:
-    importers = {room(statement.importer) for statement in FOREIGN if statement.imported.split(".")[0] == library}
+    importers = {room(statement.importer) for statement in foreign() if statement.imported.split(".")[0] == library}
     assert importers == OWNERS[library]
 
 
 def test_no_import_cycles() -> None:
     graph: dict[str, set[str]] = {module: set() for module in FILES}
-    for statement in OWN:
+    for statement in own():
         if not statement.typing_only and statement.imported != statement.importer:
             graph[statement.importer].add(statement.imported)
     # Modules without anything left to import are taken away until none is left but cycles.

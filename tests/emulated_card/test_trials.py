@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from fastapi.testclient import TestClient
@@ -62,101 +62,6 @@ def test_two_ranks(home: Path, tmp_path: Path, sharding: str, trainer: str | Non
     job = {"seq_len": 64, "global_batch": 2, "devices": 2, "eval_batch": 1, "hardware": "a10g", "trainer": trainer}
     said = estimate("smollm2-135m", sharding, **job, advice=False)
     assert abs(said.peak_allocated_bytes / found["measurement"]["peak_allocated_bytes"] - 1.0) < CLOSE
-
-
-@pytest.mark.parametrize(
-    ("name", "trainer", "tokens", "asked_for"),
-    [
-        ("t4", None, 512, {"method": "lora", "precision": "fp16-mixed"}),
-        # Hidden states are fp32 there.
-        ("a10g", "transformers", 1024, {"method": "qlora", "precision": "bf16", "loss": "chunked"}),
-    ],
-)
-def test_no_scores_of_repeated_keys_are_kept(
-    name: str, trainer: str | None, tokens: int, asked_for: dict[str, str], home: Path, tmp_path: Path
-) -> None:
-    """On a card before Ampere, and in fp32 on any."""
-    values = {**asked_for, "micro_batch": 2, "attention": "efficient"}
-    written = ",".join(f"{axis}={value}" for axis, value in values.items())
-    habits = ("--for", trainer) if trainer else ()
-    with Machine(home, name) as machine:
-        asked = ("trial", *JOB[:2], "--seq-len", str(tokens), *JOB[4:], *habits, "--config", written, "--json")
-        done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
-    assert done.returncode == 0, done.stderr
-    measured = json.loads(done.stdout)["measurement"]["peak_allocated_bytes"]
-    job = {"seq_len": tokens, "global_batch": 2, "hardware": name, "trainer": trainer, "advice": False}
-    said = {each: estimate("smollm2-135m", values | {"attention": each}, **job) for each in ("efficient", "sdpa")}
-    assert abs(said["efficient"].peak_allocated_bytes / measured - 1.0) < CLOSE
-    assert said["sdpa"].peak_allocated_bytes > 1.1 * measured
-
-
-def recorded(home: Path, folder: Path, space: Mapping[str, list[object]], *job: str, **environment: str) -> list[Any]:
-    """What each config of a space takes on a card, all in one process."""
-    (folder / "space.yaml").write_text(json.dumps({"purpose": "A test.", "axes": space}))
-    with Machine(home, "a10g") as machine:
-        words = ("bench", "record", *job, "--space", str(folder / "space.yaml"), "--out", str(folder / "out.jsonl"))
-        own = {**machine.environment, **environment}
-        done = autofit(*words, "--in-place", store=folder / "store.db", environment=own)
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()[1:]]
-    assert all(row["outcome"] == "fits" for row in rows), rows
-    return rows
-
-
-def test_mlps_in_tiles_take_what_is_predicted(home: Path, tmp_path: Path) -> None:
-    """Three tiles of a model that is 576 wide, the last with fewer tokens."""
-    fixed = {"precision": ["bf16-mixed"], "micro_batch": [1], "loss": ["chunked"], "kernels": ["liger"]}
-    space = {"method": ["lora", "full"], **fixed, "mlp": ["tiled"]}
-    rows = recorded(home, tmp_path, space, *JOB[:2], "--seq-len", "1600", *JOB[4:])
-    assert len(rows) == 2
-    job = {"seq_len": 1600, "global_batch": 2, "hardware": "a10g", "advice": False}
-    for row in rows:
-        measured = row["measurement"]["peak_allocated_bytes"]
-        tiled, whole = (estimate("smollm2-135m", {**row["config"], "mlp": mlp}, **job) for mlp in ("tiled", "whole"))
-        assert abs(tiled.peak_allocated_bytes / measured - 1.0) < 0.001
-        assert whole.peak_allocated_bytes > 1.1 * measured
-
-
-def test_an_update_within_the_backward_pass_takes_what_is_predicted(home: Path, tmp_path: Path) -> None:
-    """In each phase, of a head that is the embedding."""
-    optimizers = ["adafactor", "lion-8bit", "adamw"]
-    fixed = {"method": ["full"], "precision": ["bf16"], "micro_batch": [2], "update": ["in-backward"]}
-    rows = recorded(home, tmp_path, {**fixed, "optimizer": optimizers}, *JOB)
-    assert len(rows) == len(optimizers)
-    job = {"seq_len": 64, "global_batch": 2, "hardware": "a10g", "advice": False}
-    for row in rows:
-        said = estimate("smollm2-135m", row["config"], **job)
-        for phase in ("forward", "backward", "optimizer"):
-            assert abs(said.phase_peaks[phase] / row["measurement"]["phase_peaks"][phase] - 1.0) < CLOSE / 5
-        after = estimate("smollm2-135m", {**row["config"], "update": "after-backward"}, **job)
-        assert after.peak_allocated_bytes - said.peak_allocated_bytes > 0.5 * after.breakdown["weights"]
-
-
-TOLD = """
-from transformers import masking_utils
-masking_utils.is_tracing = lambda tensor=None: True
-"""
-"""Has transformers build the mask of sequences that share a row without asking the card whether any do: it says no."""
-
-
-def test_the_mask_that_keeps_sequences_apart_takes_what_is_predicted(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(TOLD)
-    (tmp_path / "lengths").write_text("300\n700\n1000\n")
-    space = {"method": ["lora"], "micro_batch": [4], "attention": ["sdpa", "eager"], "batching": ["padding-free"]}
-    asked = ("--model", "smollm2-135m", "--seq-len", "1024", "--global-batch", "4", "--lengths")
-    with Machine(home, "a10g") as machine:
-        path = os.pathsep.join([str(tmp_path), machine.environment["PYTHONPATH"], *sys.path])
-    rows = recorded(home, tmp_path, space, *asked, str(tmp_path / "lengths"), PYTHONPATH=path)
-    assert len(rows) == 2
-    job = {"seq_len": 1024, "global_batch": 4, "hardware": "a10g", "lengths": [300, 700, 1000]}
-    for row in rows:
-        apart, packed = (
-            estimate("smollm2-135m", {**row["config"], "batching": batching}, **job, advice=False)
-            for batching in ("padding-free", "packed")
-        )
-        assert abs(apart.peak_allocated_bytes / row["measurement"]["peak_allocated_bytes"] - 1.0) < CLOSE / 10
-        eager = row["config"]["attention"] == "eager"
-        assert eager or apart.peak_allocated_bytes > (1 + CLOSE) * packed.peak_allocated_bytes
 
 
 VIEWED = """

@@ -12,7 +12,6 @@ import pytest
 import tiny
 import torch
 import yaml
-from datasets import Dataset, DatasetDict
 from export_samples import make_recommendation
 from live_bytes import LiveBytes
 from own_environments import built
@@ -71,6 +70,8 @@ def write_data(folder: Path) -> None:
         "labels": [[IGNORE_INDEX, *row[1:]] for row in rows],
         "attention_mask": [[1] * len(row) for row in rows],
     }
+    from datasets import Dataset, DatasetDict
+
     data = Dataset.from_dict(columns)
     DatasetDict(train=data).save_to_disk(folder / "tokens")
     data.to_json(folder / "tokens.jsonl")

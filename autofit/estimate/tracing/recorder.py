@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from autofit.core.errors import UsageError
-from autofit.estimate.kernels.scratch import Scratch
+from autofit.estimate.kernels.scratch import FOUR_BIT_PRODUCT, Scratch
 from autofit.estimate.memory.memory_trace import BEFORE, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.time.op_costs import Work
 from autofit.estimate.tracing.results import remembered
@@ -141,11 +141,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.count(cost)
         if func is _FLASH and self.place.stage == "forward-1":
             self.trace.flash_layers += not any(args[3:4])
-        scratch = self._scratch(str(func), args)
+        name = str(func)
+        scratch = self._scratch(name, args)
         held = [self._take(size) for size in scratch.before]
         if isinstance(result, torch.Tensor):
             self._record(result)
-            if func in _PRODUCTS and result.untyped_storage()._cdata in self._indices:
+            if name in _PRODUCTS and result.untyped_storage()._cdata in self._indices:
                 self.trace.storages[self._indices[result.untyped_storage()._cdata]].of_product = True
             if func is _ADD and self._called_by(_ENGINE) and not torch.is_grad_enabled():
                 self._note_sum(args[0], result)
@@ -269,12 +270,7 @@ def _is_dynamos(file: str) -> bool:
 
 
 _ADD = torch.ops.aten.add.Tensor
-_PRODUCTS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.mm.out,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-}
+_PRODUCTS = {"aten.mm.default", "aten.mm.out", "aten.addmm.default", "aten.bmm.default", FOUR_BIT_PRODUCT}
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention.default
 """Its fourth argument is the share of scores that is dropped."""
 _ENGINE = "_engine_run_backward"

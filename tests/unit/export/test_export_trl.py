@@ -21,6 +21,7 @@ from export_samples import (
     make_recommendation,
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
+from unit.export import tiny_sft
 
 from autofit.core.frontier import Recommendation
 from autofit.core.lattice import Config, Value
@@ -28,9 +29,6 @@ from autofit.export import export
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.selective import SELECTIVE
 from autofit.trial.limits.segments import ALLOCATOR
-
-trl = pytest.importorskip("trl")
-tiny_sft = pytest.importorskip("unit.export.tiny_sft")
 
 pytestmark = pytest.mark.usefixtures("ampere")
 
@@ -63,6 +61,8 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
 
 
 def check_model(config: Config, args: Any, dropout: float, *, masters_elsewhere: bool) -> None:
+    import trl
+
     assert args.dtype == loaded_format(config, masters_elsewhere=masters_elsewhere)
     expected = {"flash": "flash_attention_2", "efficient": "sdpa"}.get(config.text("attention"), config["attention"])
     assert args.attn_implementation == expected
@@ -90,6 +90,8 @@ def test_values_that_sft_turns_on_by_default_are_stated() -> None:
 
 
 def test_learning_rate_must_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import trl
+
     file = tmp_path / "config.yaml"
     file.write_text(export(make_recommendation(), format="trl", source="x").text)
     parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))

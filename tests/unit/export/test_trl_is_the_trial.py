@@ -11,6 +11,7 @@ import torch
 from export_samples import make_recommendation
 from live_bytes import LiveBytes
 from transformers.trainer_utils import IntervalStrategy
+from unit.export import tiny_sft
 from unit.export.test_export_is_the_trial import Run, count, described, give, trained
 
 from autofit.catalog.models import architecture
@@ -18,7 +19,6 @@ from autofit.core.lattice import Value
 from autofit.export import export
 from autofit.techniques.axes.optimizer import LEARNING_RATE
 
-tiny_sft = pytest.importorskip("unit.export.tiny_sft")
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 forgetful_bitsandbytes = tiny.forgetful_bitsandbytes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import trl
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -27,6 +26,8 @@ def save(config: Any, folder: str) -> str:
 
 def parse(file: Path, *more: str) -> tuple[Any, Any]:
     """SFTConfig and ModelConfig; every key is known to one of them. No model is in ZeRO-3's shares afterwards."""
+    import trl
+
     parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
     _, training, model = parser.parse_args_and_config(
         ["--config", str(file), "--learning_rate", "1e-4", *more], fail_with_unknown_args=True
@@ -44,6 +45,7 @@ def train(args: Any, model: Any, folder: Path, *, steps: int) -> Any:
 
 def trainer(args: Any, model: Any, folder: Path, rows: list[list[int]], *, steps: int) -> Any:
     """The trainer of so many steps on these tokens, which has not begun."""
+    import trl
     from datasets import Dataset
 
     args.output_dir, args.max_steps, args.save_strategy = str(folder), steps, "no"

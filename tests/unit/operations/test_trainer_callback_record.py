@@ -14,7 +14,6 @@ from typing import Any
 import bitsandbytes
 import pytest
 import torch
-import trl
 from jobs import model_in, tiny_job
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
 from unit.export.tiny_sft import save_tiny_llama
@@ -412,6 +411,7 @@ def test_a_store_that_fails_costs_a_line_and_no_run(
 def test_trls_arguments_say_the_length_and_the_loss(
     store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    import trl
     from datasets import Dataset
 
     folder = save_tiny_llama(str(tmp_path / "tiny"))

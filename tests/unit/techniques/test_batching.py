@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers.trainer_pt_utils import get_length_grouped_indices
-from trl.data_utils import pack_dataset
 
 from autofit import export
 from autofit.core.lengths import Lengths, mean
@@ -61,6 +59,9 @@ def test_ranks_wait_for_the_longest_of_all() -> None:
 
 @pytest.mark.parametrize(("row", "counts"), [(2000, COUNTS), (1000, COUNTS), (500, [300] * 400), (64, [2, 64] * 200)])
 def test_packed_rows_are_as_many_as_trl_makes(row: int, counts: list[int]) -> None:
+    from datasets import Dataset
+    from trl.data_utils import pack_dataset
+
     cut = [min(count, row) for count in counts]
     theirs = pack_dataset(Dataset.from_dict({"input_ids": [[0] * count for count in cut]}), row, strategy="bfd")
     ours = micro_batches(config("packed"), workload(seq_len=row, lengths=Lengths.of(cut).tokens))

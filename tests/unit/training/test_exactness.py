@@ -154,9 +154,10 @@ def covering(model: Model, *, together: int, seed: int, **fixed: Value) -> list[
         for _ in range(12):
             values = _with_method({**fixed, **dict(first)})
             for axis in chance.sample(axes, len(axes)):
-                choices = [v for v in values_of(axis) if supported({**values, axis.name: v}, model)]
-                if axis.name not in values and choices:
-                    values[axis.name] = chance.choice(choices)
+                choices = () if axis.name in values else chance.sample(values_of(axis), len(values_of(axis)))
+                working = next((v for v in choices if supported({**values, axis.name: v}, model)), None)
+                if working is not None:
+                    values[axis.name] = working
             there = [(axis.name, values[axis.name]) for axis in axes if axis.name in values]
             shown = missing & set(itertools.combinations(there, together))
             if best is None or len(shown) > len(covered):
