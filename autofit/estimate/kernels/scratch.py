@@ -20,7 +20,8 @@ class Held(NamedTuple):
     """Bytes of each block that a kernel holds while it runs, in the order in which it takes them."""
 
     before: tuple[int, ...] = ()
-    """Blocks that it takes before its result; they are freed in this order."""
+    """Blocks that it takes before its result; they are freed after all others, the last of them at the end and the rest
+    latest first."""
     passing: int = 0
     """One that it takes after that and frees before the others."""
     beside: tuple[int, ...] = ()

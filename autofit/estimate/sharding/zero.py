@@ -196,7 +196,7 @@ class Zero(ZeroAmounts):
                 own = self._gradients(edit, stage, self._parts(edit)[self.part])
                 self._at_first_reduction(edit, stage, gradients, own, [Event(index, True) for index in partition])
             end = edit.after_stage(stage)
-            edit.free(end, bucket)
+            edit.free(end, reversed(bucket))  # as the items of a list go
             self.last_reduction(edit, stage, ends=stage == last)
             edit.free(edit.after_stage(stage), sorted(stay))
             if number > 1:
@@ -318,7 +318,7 @@ class Zero(ZeroAmounts):
             for index in (*gradients, *bucket):
                 edit.trace.storages[index].bytes *= self.masters
         else:
-            edit.free(edit.after_stage(last), [*(gradients - leave - copied), *bucket])
+            edit.free(edit.after_stage(last), [*(gradients - leave - copied), *reversed(bucket)])
         self.norm(edit, last, self._parts(edit)[self.part])
         self._flattened(edit, last, trained, partition)
         return edit, trained

@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             values, columns = scratch.sums
             temporaries.append(self._take(values))
             self.trace.storages[temporaries[-1]].summed_columns = columns
-        for index in (*reversed(temporaries), *held):
+        for index in (*reversed(temporaries), *reversed(held[:-1]), *held[-1:]):
             self._free(index)
         return result
 
