@@ -90,7 +90,8 @@ def _efficient_backward(args: tuple[Any, ...]) -> Held:
 
 def _four_bit_product(args: tuple[Any, ...]) -> Held:
     """The weight's fp32 scales, unpacked and then shifted, and the dequantised weight (_dequant_linear_fallback of
-    bitsandbytes/backends/cuda/ops.py, whose locals go in the order in which it names them). Arguments: (activations, packed weight, shape, scales, ...)."""
+    bitsandbytes/backends/cuda/ops.py, whose locals go in the order in which it names them). Arguments: (activations,
+    packed weight, shape, scales, ...)."""
     activations: torch.Tensor = args[0]
     if activations.numel() // activations.shape[-1] <= CUSTOM_GEMM_ROWS:
         return Held()
