@@ -90,5 +90,5 @@ def _allocate(module: nn.Module, device: torch.device, created: Created, blank: 
             module._parameters[name] = shared
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.is_meta:
-            module._buffers[name] = torch.empty_like(buffer, device=device)
-            blank.append(module._buffers[name])
+            module._buffers[name] = storage = torch.empty_like(buffer, device=device)
+            blank.append(storage)
