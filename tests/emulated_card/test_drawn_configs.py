@@ -39,8 +39,8 @@ def test_drawn_configs_take_what_is_predicted(home: Path, tmp_path: Path) -> Non
 
 def test_compiled_configs_allocate_what_is_predicted(home: Path, tmp_path: Path) -> None:
     """What their first run reserves to tune its kernels is not predicted."""
-    rows, said = drawn(home, tmp_path, "--configs", "1", "--compile")
-    assert rows and all(row["config"]["compile"] for row in rows), said
+    rows, said = drawn(home, tmp_path, "--configs", "2", "--compile")
+    assert len(rows) >= 2 and all(row["config"]["compile"] for row in rows), said
     assert max(errors(rows, "peak_allocated_bytes")) <= LARGEST_ALLOCATED, said
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,29 +78,32 @@ def said(card: str, options: dict[str, Any], config: dict[str, Any], **instead: 
 
 
 @pytest.fixture(scope="module")
-def on_a10g(home: Path) -> list[Trained]:
-    return train(home, "a10g", [*TILED, *IN_BACKWARD, *IN_FP32])
+def on_a10g(home: Path) -> dict[str, list[Trained]]:
+    """What each test asks for, all in one process."""
+    asked = {"tiled": TILED, "in-backward": IN_BACKWARD, "in-fp32": IN_FP32}
+    trained = iter(train(home, "a10g", [one for some in asked.values() for one in some]))
+    return {name: list(islice(trained, len(some))) for name, some in asked.items()}
 
 
-def test_mlps_in_tiles(on_a10g: list[Trained]) -> None:
-    for options, config, measured in on_a10g[: len(TILED)]:
+def test_mlps_in_tiles(on_a10g: dict[str, list[Trained]]) -> None:
+    for options, config, measured in on_a10g["tiled"]:
         tiled, whole = (said("a10g", options, config, mlp=mlp) for mlp in ("tiled", "whole"))
         assert abs(tiled.peak_allocated_bytes / measured["peak_allocated_bytes"] - 1.0) < CLOSE / 5
         assert whole.peak_allocated_bytes > 1.1 * measured["peak_allocated_bytes"]
 
 
-def test_an_update_within_the_backward_pass(on_a10g: list[Trained]) -> None:
+def test_an_update_within_the_backward_pass(on_a10g: dict[str, list[Trained]]) -> None:
     """In each phase, of a head that is the embedding."""
-    for options, config, measured in on_a10g[len(TILED) : -len(IN_FP32)]:
+    for options, config, measured in on_a10g["in-backward"]:
         within, after = (said("a10g", options, config, update=when) for when in ("in-backward", "after-backward"))
         for phase in ("forward", "backward", "optimizer"):
             assert abs(within.phase_peaks[phase] / measured["phase_peaks"][phase] - 1.0) < CLOSE / 5
         assert after.peak_allocated_bytes - within.peak_allocated_bytes > 0.5 * after.breakdown["weights"]
 
 
-def test_no_scores_of_repeated_keys_are_kept(home: Path, on_a10g: list[Trained]) -> None:
+def test_no_scores_of_repeated_keys_are_kept(home: Path, on_a10g: dict[str, list[Trained]]) -> None:
     """On a card before Ampere, and in fp32 on any."""
-    for card, trained in (("t4", train(home, "t4", BEFORE_AMPERE)), ("a10g", on_a10g[-len(IN_FP32) :])):
+    for card, trained in (("t4", train(home, "t4", BEFORE_AMPERE)), ("a10g", on_a10g["in-fp32"])):
         for options, config, measured in trained:
             efficient, sdpa = (said(card, options, config, attention=which) for which in ("efficient", "sdpa"))
             assert abs(efficient.peak_allocated_bytes / measured["peak_allocated_bytes"] - 1.0) < CLOSE

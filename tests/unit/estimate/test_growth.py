@@ -24,7 +24,7 @@ from autofit.techniques import AXES, complete, unsupported
 HARDWARE = {hardware.kind: hardware for hardware in (CUDA_HARDWARE, CPU_HARDWARE)}
 STACK = replace(tiny.STACK, liger_kernel="0.8.5", flash_attn="2.8.3", deepspeed="0.19.8")
 BATCH, LIMIT = 8, 80 * GIB
-DECODERS, CONFIGS = 3, 4
+DECODERS, CONFIGS = 6, 4
 REFITTED = 0.2
 """By what share less a card's allocator may reserve for more: its segments grow in pages and at their end alone, so
 what stays free between blocks depends on how their sizes fit each other. 0.13 at most over some hundred configs."""

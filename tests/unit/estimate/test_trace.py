@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tiny import CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.models import Model
@@ -11,6 +12,7 @@ from autofit.core.workload import Workload
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.tracing.pattern import representatives
+from autofit.estimate.tracing.recorder import Recorder, without_data
 from autofit.estimate.tracing.repeat_layers import repeat_layers
 from autofit.estimate.tracing.trace import layer_kinds, trace_decoder
 from autofit.techniques import Job, complete, parse
@@ -85,3 +87,21 @@ def test_repeating_layers_gives_the_full_trace_byte_by_byte(name: str, text: str
         s.bytes for s in full.storages if s.allocated is None
     ]
     assert history(repeated) == history(full)
+
+
+def test_a_4_bit_product_is_one_and_drops_what_it_made_in_the_order_of_its_locals() -> None:
+    """It takes cuBLAS's workspace, in a recomputed layer before the adapter does."""
+    import bitsandbytes  # noqa: F401  # which registers it
+
+    with without_data(), Recorder(cuda_scratch) as recorder:
+        recorder.move("forward-1", 0)
+        activations = torch.empty(32, 64, dtype=torch.bfloat16)
+        packed, scales = torch.empty(128 * 32, 1, dtype=torch.uint8), torch.empty(128)
+        product = torch.ops.bitsandbytes.gemm_4bit.default(activations, packed, (128, 64), scales, 64, "nf4")
+        recorder.close()
+        taken = [event for _, event in recorder.trace.events()][3:]
+    storages = recorder.trace.storages
+    assert product.shape == (32, 128)
+    unpacked, shifted, weight, result = (event.storage for event in taken[:4])
+    assert [event.storage for event in taken[4:]] == [shifted, unpacked, weight]
+    assert [storages[i].of_product for i in (unpacked, shifted, weight, result)] == [False, False, False, True]
