@@ -108,7 +108,9 @@ class Estimator:
         self._exact, self._cache = exact, cache
         self._traces = Traces(job, exact=exact, cache=cache)
         segments = job.expandable_segments is not False
-        self._replays = Replays(expandable_segments=segments, release=job.stack.torch_release)
+        self._replays = Replays(
+            expandable_segments=segments, release=job.stack.torch_release, memory=job.hardware.memory_bytes
+        )
         self._shares: dict[Hashable, float] = {}
         """Shares that were seen to be fragmented, by the keys of `alike`."""
 

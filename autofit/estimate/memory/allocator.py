@@ -24,6 +24,8 @@ ROUND_LARGE = 2 * MIB
 """Larger requests to the driver are rounded up to a multiple of this."""
 ADDRESSES = LARGE_BUFFER << 40
 """Size of a pool's address range: more than it ever uses, and whole pages of either kind."""
+SPARE_ADDRESSES = 8
+"""An expandable segment has an eighth more addresses than the device has memory (ExpandableSegment)."""
 FARTHEST = 1 << 80
 """Above every block's number and address."""
 OLDEST_FIRST = 2, 12
@@ -65,11 +67,20 @@ class _Pool:
         self._oldest_first = oldest_first
         self.page = SMALL_BUFFER if small else LARGE_BUFFER
         self.address = address
-        """Where the next segment starts."""
+        """Where the next segment starts, or the last expandable one."""
         self._keys: list[int] = []
         self._blocks: dict[int, Block] = {}
-        self.unmapped = [Block(address, ADDRESSES, self, free=False, mapped=False)]
-        """The addresses without memory of the pool's expandable segment, lowest first."""
+        self.unmapped: list[Block] = []
+        """The addresses without memory of the pool's expandable segments, lowest first."""
+
+    def new_segment(self, size: int) -> Block:
+        """The addresses of a new expandable segment, as many as whole pages take for `size`. Linux maps each below the
+        last."""
+        size = round_up(size, self.page)
+        self.address -= size
+        block = Block(self.address, size, self, free=False, mapped=False)
+        self.unmapped.insert(0, block)
+        return block
 
     def add(self, block: Block) -> None:
         key = self._key(block)
@@ -119,10 +130,13 @@ class CachingAllocator:
         limit: int | None = None,
         capped: bool = False,
         release: tuple[int, int] = OLDEST_FIRST,
+        memory: int | None = None,
     ) -> None:
         """`capped`: set_per_process_memory_fraction has set the limit. Torch then compares it with the segment that a
-        request alone would take, whatever expandable pages it maps (alloc_block). `release`: torch's."""
+        request alone would take, whatever expandable pages it maps (alloc_block). `release`: torch's. `memory`: the
+        device's; without it an expandable segment never comes to its end."""
         self.expandable_segments = expandable_segments
+        self._addresses = ADDRESSES if memory is None else memory + memory // SPARE_ADDRESSES
         self._oldest_first = release >= OLDEST_FIRST
         self.limit = limit
         self.capped = capped
@@ -143,7 +157,7 @@ class CachingAllocator:
         pool = self._pools.get(key)
         if pool is None:
             pool = self._pools[key] = _Pool(
-                small=key[1], address=len(self._pools) * ADDRESSES, oldest_first=self._oldest_first
+                small=key[1], address=(len(self._pools) + 1) * ADDRESSES, oldest_first=self._oldest_first
             )
         block = pool.best_fit(size) or self._from_driver(pool, size)
         if block.size > size:
@@ -194,7 +208,7 @@ class CachingAllocator:
         self.reserved += needed
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         if self.expandable_segments:
-            return self._grow(_expandable_run(pool, size), size)
+            return self._grow(self._expandable_run(pool, size), size)
         block = Block(pool.address, needed, pool)
         pool.address += needed
         return block
@@ -209,7 +223,7 @@ class CachingAllocator:
         """Bytes that must be taken from the driver for a request that no free block serves."""
         if not self.expandable_segments:
             return _segment_bytes(pool, size)
-        needed, run_bytes, block = 0, 0, _expandable_run(pool, size)
+        needed, run_bytes, block = 0, 0, self._expandable_run(pool, size)
         while run_bytes < size:
             part = block.size if block.mapped else min(block.size, round_up(size - run_bytes, pool.page))
             needed += 0 if block.mapped else part
@@ -218,6 +232,22 @@ class CachingAllocator:
                 assert block.after is not None
                 block = block.after
         return needed
+
+    def _expandable_run(self, pool: _Pool, size: int) -> Block:
+        """The first block of the lowest run of unmapped and free blocks of an expandable segment that has addresses for
+        `size`, or of a new segment. It may be the free block before the unmapped ones (find_expandable_block)."""
+        for unmapped in pool.unmapped:
+            preceding = unmapped.before
+            first = preceding if preceding is not None and preceding.free else unmapped
+            run_bytes, block = 0, first
+            while run_bytes < size and (block.free or not block.mapped):
+                run_bytes += block.size
+                if block.after is None:
+                    break
+                block = block.after
+            if run_bytes >= size:
+                return first
+        return pool.new_segment(max(size, self._addresses))
 
     def _grow(self, block: Block, size: int) -> Block:
         """A free block of at least `size` that starts where `block` does, on pages mapped as far as that takes."""
@@ -324,20 +354,3 @@ def _segment_bytes(pool: _Pool, size: int) -> int:
     if pool.small:
         return SMALL_BUFFER
     return LARGE_BUFFER if size < MIN_LARGE_ALLOC else round_up(size, ROUND_LARGE)
-
-
-def _expandable_run(pool: _Pool, size: int) -> Block:
-    """The first block of the lowest run of unmapped and free blocks of an expandable segment that has addresses for
-    `size`. It may be the free block before the unmapped ones (find_expandable_block)."""
-    for unmapped in pool.unmapped:
-        preceding = unmapped.before
-        first = preceding if preceding is not None and preceding.free else unmapped
-        run_bytes, block = 0, first
-        while run_bytes < size and (block.free or not block.mapped):
-            run_bytes += block.size
-            if block.after is None:
-                break
-            block = block.after
-        if run_bytes >= size:
-            return first
-    raise AssertionError("a pool has more addresses than it ever uses")

@@ -28,17 +28,24 @@ def replay(
     *,
     expandable_segments: bool = True,
     release: tuple[int, int] = OLDEST_FIRST,
+    memory: int | None = None,
     limit: int | None = None,
     capped: bool = False,
     others: Sequence[Timeline] = (),
 ) -> CachingAllocator:
     """The caching allocator of torch's `release` after up to `STEPS` optimizer steps, with `limit` bytes from the
-    driver, or `capped` by torch itself. Raises `OutOfDeviceMemory`.
+    driver, or `capped` by torch itself, on a device with so much `memory`, or as much more as the limit needs. Raises
+    `OutOfDeviceMemory`.
 
     The timeline is followed by its second step again and again, each time after those of the `others`, on shorter
     sequences, until a step leaves the free blocks where they were.
     """
-    allocator = CachingAllocator(expandable_segments=expandable_segments, capped=capped, release=release)
+    allocator = CachingAllocator(
+        expandable_segments=expandable_segments,
+        capped=capped,
+        release=release,
+        memory=memory and max(memory, limit or 0),
+    )
     blocks: dict[int, Block] = {}
     workspaces = _workspaces(line)
 
@@ -102,8 +109,10 @@ class Reserved:
 class Replays:
     """The outcomes of replays. Some configs have one timeline, such as most that differ in the attention package."""
 
-    def __init__(self, *, expandable_segments: bool, release: tuple[int, int] = OLDEST_FIRST) -> None:
-        self._replay = partial(replay, expandable_segments=expandable_segments, release=release)
+    def __init__(
+        self, *, expandable_segments: bool, release: tuple[int, int] = OLDEST_FIRST, memory: int | None = None
+    ) -> None:
+        self._replay = partial(replay, expandable_segments=expandable_segments, release=release, memory=memory)
         self._reserved: dict[tuple[bytes, int, int | None, bool], Reserved] = {}
 
     def reserved(

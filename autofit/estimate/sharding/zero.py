@@ -107,6 +107,9 @@ class Zero(ZeroAmounts):
         shares = self.ranks if self.stage == 3 else 1
         edit.allocate([p.bytes for p in flat], place, shares=shares, holds=Category.WEIGHTS, events=events)
         edit.free(events, [indices[id(parameter)] for parameter in flat])
+        if self.stage < 3 and (self.mixed or not self.updaters):
+            # Master weights are made, or moved to the host, from a copy. In fp32 on the device they are that copy.
+            edit.free(events, edit.allocate([p.bytes for p in flat], place, shares=self.ranks, events=events))
         edit.trace.segments.insert(0, (place, events))
 
     def _loaded_bytes(self, storage: Storage) -> int | None:
