@@ -120,7 +120,18 @@ def _column_sums(args: tuple[Any, ...]) -> Held:
     is_of_columns = 0 < len(summed) < operand.ndim and summed == list(range(len(summed)))
     if not is_of_columns or columns % 4 or columns < BLOCK_COLUMNS or not _in_rows(operand, len(summed)):
         return Held()
-    return Held(sums=(operand.numel(), columns))
+    return Held(sums=(operand.numel(), columns, 0))
+
+
+def _embedding_gradient(args: tuple[Any, ...]) -> Held:
+    """The tokens, sorted, and where each was; where a token's rows and each sum of some begin; and the sums
+    (`column_sums.taken_by_token`). Arguments: (gradient, tokens, vocabulary, ...)."""
+    gradient, tokens, vocabulary = args[:3]
+    return Held(
+        before=(tokens.nbytes,) * 2,
+        beside=(tokens.nbytes,) * 4,
+        sums=(gradient.numel(), gradient.shape[-1], vocabulary),
+    )
 
 
 def _in_rows(operand: torch.Tensor, leading: int) -> bool:
@@ -142,6 +153,7 @@ _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
     "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
     "aten._safe_softmax.default": _safe_softmax,
     "aten._softmax_backward_data.default": _softmax_backward,
+    "aten.embedding_dense_backward.default": _embedding_gradient,
     "aten.sum.dim_IntList": _column_sums,
     "aten.mean.dim": _column_sums,
     FOUR_BIT_PRODUCT: _four_bit_product,

@@ -26,8 +26,9 @@ class Held(NamedTuple):
     """One that it takes after that and frees before the others."""
     beside: tuple[int, ...] = ()
     """Blocks that it takes then; they are freed first, the latest of them before the others."""
-    sums: tuple[int, int] | None = None
-    """The values that it adds up, and in how many columns: what that takes depends on the device."""
+    sums: tuple[int, int, int] | None = None
+    """The values that it adds up, in how many columns, and the rows that there are in the end if not one: what that
+    takes (`column_sums`) is no multiple of the micro-batch."""
 
 
 Scratch = Callable[[str, tuple[Any, ...]], Held]

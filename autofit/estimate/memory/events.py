@@ -52,6 +52,8 @@ class Storages:
     """Whether each is the result of a matrix product."""
     summed_columns: Integers
     """How many columns a kernel adds up in each."""
+    summed_rows: Integers
+    """The rows that there are in the end, as `Storage.summed_rows`."""
 
     @classmethod
     def of(cls, storages: Sequence[Storage], sizes: SymbolicSizes, category: Callable[[Storage], Category]) -> Storages:
@@ -61,6 +63,7 @@ class Storages:
             streams=np.array([s.stream for s in storages], dtype=np.int8),
             of_products=np.array([s.of_product for s in storages], dtype=np.bool_),
             summed_columns=np.array([s.summed_columns for s in storages], dtype=np.int64),
+            summed_rows=np.array([s.summed_rows for s in storages], dtype=np.int64),
         )
 
 

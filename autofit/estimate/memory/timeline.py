@@ -109,7 +109,7 @@ def timeline(
     labels = np.arange(tokens + 1, tokens + len(batch))
     parts += [_batch(batch), *([] if evaluation is None else [evaluation.storages])]
     storages = joined(parts)
-    sizes = _rounded(_with_sums(storages.sizes.at(micro_batch, rank), storages.summed_columns, blocks), rounding)
+    sizes = _rounded(_with_sums(storages, storages.sizes.at(micro_batch, rank), blocks), rounding)
     lives = len(storages.categories)
     setup = joined([steps.setup, _allocated(np.array([tokens]))])
     first, second = (
@@ -167,10 +167,13 @@ def _updated(steps: MicroSteps, updates: Updates, lives: int, accumulates: bool)
     ]
 
 
-def _with_sums(sizes: NDArray[np.float64], columns: Integers, blocks: int) -> NDArray[np.float64]:
-    """The bytes of storages, of which those in which columns are summed up have values (`Storage.summed_columns`)."""
-    summed = np.flatnonzero(columns)
-    sizes[summed] = column_sums.taken(sizes[summed], columns[summed], blocks)
+def _with_sums(storages: Storages, sizes: NDArray[np.float64], blocks: int) -> NDArray[np.float64]:
+    """The bytes of storages, of whose sizes those in which columns are summed up have values
+    (`Storage.summed_columns`)."""
+    columns, rows = storages.summed_columns, storages.summed_rows
+    to_one, by_token = np.flatnonzero((columns > 0) & (rows == 0)), np.flatnonzero(rows)
+    sizes[to_one] = column_sums.taken(sizes[to_one], columns[to_one], blocks)
+    sizes[by_token] = column_sums.taken_by_token(sizes[by_token], columns[by_token], rows[by_token])
     return sizes
 
 
@@ -186,6 +189,7 @@ def _batch(sizes: Sequence[int]) -> Storages:
         streams=none.astype(np.int8),
         of_products=none.astype(np.bool_),
         summed_columns=none,
+        summed_rows=none,
     )
 
 

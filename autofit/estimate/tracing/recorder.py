@@ -158,9 +158,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._free(self._take(scratch.passing))
         temporaries = [self._take(size) for size in scratch.beside]
         if scratch.sums is not None:
-            values, columns = scratch.sums
+            values, columns, rows = scratch.sums
             temporaries.append(self._take(values))
-            self.trace.storages[temporaries[-1]].summed_columns = columns
+            sums = self.trace.storages[temporaries[-1]]
+            sums.summed_columns, sums.summed_rows = columns, rows
         for index in (*reversed(temporaries), *reversed(held[:-1]), *held[-1:]):
             self._free(index)
         return result
