@@ -18,8 +18,6 @@ from autofit.techniques.axes.kernels import by_liger
 
 STEPS = 8
 """The fewest steps of a trial. What the allocator keeps may grow for a few steps, as blocks come to lie differently."""
-SETTLED = 2
-"""After so many steps that reserved nothing more, none is taken to: of 80 recorded configs one grew later, by 0.1 %."""
 
 
 def replay(
@@ -65,17 +63,15 @@ def replay(
     renewed = line.renewed()
     # What replaces states belongs to one timeline alone.
     second_steps = [] if renewed else [_events(other)[other.second : other.evaluation] for other in others]
-    free, unchanged = allocator.free_blocks(), 0
+    free = allocator.free_blocks()
     for _ in range(STEPS - 2):
         for old, new in renewed:
             blocks[old] = blocks.pop(new)
-        reserved = allocator.peak_reserved
         for step in second_steps:
             run(step, {})
         run(every[line.second : line.evaluation], blocks)
-        unchanged = unchanged + 1 if allocator.peak_reserved == reserved else 0
         before, free = free, allocator.free_blocks()
-        if unchanged == SETTLED or free == before:
+        if free == before:
             break
     return allocator
 

@@ -150,7 +150,8 @@ def _alive(events: Events, besides: NDArray[np.bool_]) -> Integers:
 
 
 def _updated(steps: MicroSteps, updates: Updates, lives: int, accumulates: bool) -> list[Events]:
-    """Two steps, each with its update at the end. In the second, storages are new ones, `lives` further on, except for
+    """Two steps, each with its update at the end. Gradients then go in the order of their parameters, which is about
+    the reverse of that in which they came. In the second, storages are new ones, `lives` further on, except for
     those that persist: the weights and states."""
     offset = len(steps.storages.categories)
     micro = joined([steps.first, steps.second]) if accumulates else steps.first
@@ -160,7 +161,7 @@ def _updated(steps: MicroSteps, updates: Updates, lives: int, accumulates: bool)
             [
                 _shifted(micro, step * lives),
                 _states_shared(update, offset, updates, step * lives),
-                _freed(alive + step * lives),
+                _freed(alive[::-1] + step * lives),
             ]
         )
         for step, update in enumerate((updates.first, updates.second))

@@ -218,3 +218,34 @@ def test_blocks_never_overlap_and_the_counters_add_up(
     assert allocator.allocated == 0
     allocator.empty_cache()
     assert allocator.reserved == 0
+
+
+def test_an_expandable_segment_ends_an_eighth_beyond_the_devices_memory() -> None:
+    """As torch 2.12 did on a card that gave memory back: the last block is not as large as it might grow."""
+    allocator = CachingAllocator(expandable_segments=True, memory=800 * MIB)
+    apart = [allocator.allocate(mib * MIB) for mib in (300, 20, 200, 20)]
+    allocator.release(apart[0])
+    allocator.release(apart[2])
+    allocator.empty_cache()
+    held = allocator.allocate(260 * MIB)
+    assert held.address == apart[0].address, "addresses whose memory was given back are used again"
+    last = allocator.allocate(280 * MIB)
+    assert last.address == apart[3].address + 20 * MIB
+    allocator.release(held)
+    allocator.release(last)
+    assert allocator.allocate(250 * MIB).address == held.address
+    allocator.allocate(290 * MIB)
+    beyond = allocator.allocate(210 * MIB)
+    assert beyond.address < held.address, "a new segment, as only 200 and 70 MiB of addresses are left"
+
+
+def test_a_block_may_grow_to_the_end_of_its_segment() -> None:
+    def taken(memory: int | None) -> int:
+        allocator = CachingAllocator(expandable_segments=True, memory=memory)
+        large, _, small = (allocator.allocate(mib * MIB) for mib in (300, 20, 200))
+        allocator.release(large)
+        allocator.release(small)
+        return allocator.allocate(200 * MIB).address - large.address
+
+    assert taken(None) == 0, "the smaller one could grow without end, and counts as larger"
+    assert taken(480 * MIB) == 320 * MIB

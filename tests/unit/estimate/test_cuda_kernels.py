@@ -21,7 +21,7 @@ from autofit.core.units import GIB, MIB
 from autofit.estimate.assumptions import COMPILE_ERROR
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.kernels.column_sums import taken
+from autofit.estimate.kernels.column_sums import taken, taken_by_token
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.liger import chunk_rows
 from autofit.estimate.kernels.liger_layers import replaced
@@ -353,11 +353,25 @@ def test_what_adding_columns_up_takes_is_512_bytes_for_each_part_of_a_column(
 def test_only_leading_dimensions_are_added_up_as_columns() -> None:
     operand = torch.empty(2, 600, 128, device="meta")
     sums = {dims: cuda_scratch("aten.sum.dim_IntList", (operand, list(dims))).sums for dims in ((0, 1), (0,), (-1,))}
-    assert sums == {(0, 1): (2 * 600 * 128, 128), (0,): (2 * 600 * 128, 600 * 128), (-1,): None}
+    assert sums == {(0, 1): (2 * 600 * 128, 128, 0), (0,): (2 * 600 * 128, 600 * 128, 0), (-1,): None}
     assert cuda_scratch("aten.sum.dim_IntList", (operand[:, :, :100], [0, 1])).sums is None, "not one after the other"
     heads = torch.empty(2, 8, 600, 128, device="meta").transpose(1, 2)
-    assert cuda_scratch("aten.sum.dim_IntList", (heads, [0, 1, 2])).sums == (heads.numel(), 128), "in another order"
+    assert cuda_scratch("aten.sum.dim_IntList", (heads, [0, 1, 2])).sums == (heads.numel(), 128, 0), "in another order"
     assert cuda_scratch("aten.sum.dim_IntList", (heads, [0, 1])).sums is None, "a row of 8 times 128 has gaps"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sums"),
+    [
+        (3072, 0),  # added up in place
+        (3073, 307 + 3073),  # each may be another token
+        (8192, 819 + 8192),  # 70.398 MiB of 2,048 columns: seen on an emulated card
+        (300_000, 30_000 + 128_256),  # more than there are tokens
+    ],
+)
+def test_the_gradient_of_an_embedding_is_added_up_in_sums_of_ten_rows(tokens: int, sums: int) -> None:
+    found = taken_by_token(np.array([tokens * 2048.0]), np.array([2048]), np.array([128_256]))
+    assert found.tolist() == [sums * 2048 * 4]
 
 
 def test_chunks_of_the_fused_loss_are_ligers() -> None:
