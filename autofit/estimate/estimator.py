@@ -131,9 +131,7 @@ class Estimator:
             return bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
         paged_out = 0
         if self.job.hardware.kind == "cuda":
-            # The longest sequence gives tiles their size, which a job of shorter ones does not know.
-            alike = config.get("mlp") != "tiled"
-            others = [of_length.timeline for of_length in shorter.values() if alike]
+            others = [of_length.timeline for of_length in shorter.values()]
             memory, paged_out = self._on_card(config, traced, memory_limit_bytes, others, replayed=replayed)
         else:
             memory = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autofit.catalog.models import shape
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import FIRST_GPU, by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
@@ -14,7 +13,6 @@ from autofit.export.transformers_script import CHUNK_THE_LOSS, UPDATE_IN_BACKWAR
 from autofit.techniques.adapters import alpha
 from autofit.techniques.axes.attention import IMPLEMENTATIONS
 from autofit.techniques.axes.batching import packs
-from autofit.techniques.axes.mlp import tile_tokens
 from autofit.techniques.axes.optimizer import OPTIMIZERS
 from autofit.techniques.axes.precision import is_mixed
 from autofit.techniques.axes.update import updates_in_backward
@@ -105,8 +103,7 @@ def _mlp(value: Value, task: Task) -> Settings:
     if value != "tiled":
         return settings()
     tiles = excerpt("autofit.techniques.tiled_mlp", "tile_mlps")
-    tile = tile_tokens(task.workload.seq_len, shape(task.model()).hidden_size)
-    call = f"tile_mlps([layer.mlp for layer in model.model.layers], SEQ_LEN, {tile})"
+    call = "tile_mlps(layer.mlp for layer in model.model.layers)"
     return settings(imports=_imports_of(tiles), code={"tiles": tiles.code}, load={call: None})
 
 

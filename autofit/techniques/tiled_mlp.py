@@ -11,20 +11,22 @@ from typing import Any
 import torch
 
 
-def tile_mlps(mlps: Iterable[Any], seq_len: int, tile: int) -> None:
-    """Have `mlps`, which map [..., seq_len, width] token by token, compute `tile` tokens of a sequence at once."""
+def tile_mlps(mlps: Iterable[Any]) -> None:
+    """Have `mlps`, which map [sequences, tokens, hidden_size] token by token, compute a part of each sequence at once:
+    equal parts of at most `hidden_size` tokens."""
     for mlp in mlps:
         # What a module calls in place of `forward` and its hooks, so that Liger may replace `forward` later.
-        mlp._compiled_call_impl = partial(in_tiles, mlp, seq_len, tile)
+        mlp._compiled_call_impl = partial(in_tiles, mlp)
 
 
-def in_tiles(mlp: Any, seq_len: int, tile: int, hidden: torch.Tensor) -> torch.Tensor:
-    """What `mlp` makes of `hidden` [..., hidden_size], `tile` tokens of each `seq_len` at once. For gradients in
-    evaluation mode, where nothing is checkpointed either, and where `hidden` needs none, it is computed as a whole."""
+def in_tiles(mlp: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """What `mlp` makes of `hidden`. For gradients in evaluation mode, where nothing is checkpointed either, and where
+    `hidden` needs none, it is computed as a whole."""
     if torch.is_grad_enabled() and not (mlp.training and hidden.requires_grad):
         return mlp.forward(hidden)  # type: ignore[no-any-return]
+    sequences, seq_len, width = hidden.shape
+    size = sequences * math.ceil(seq_len / math.ceil(seq_len / width))
     tokens = hidden.flatten(0, -2)
-    size = tile * math.ceil(len(tokens) / seq_len)
     kept = KeptInput.apply(tokens)  # type: ignore[no-untyped-call]
     output: torch.Tensor = TiledMlp.apply(tokens, (kept,), mlp, size)  # type: ignore[no-untyped-call]
     return output.view(*hidden.shape[:-1], -1)

@@ -21,11 +21,6 @@ def tile_count(seq_len: int, hidden_size: int) -> int:
     return math.ceil(seq_len / hidden_size)
 
 
-def tile_tokens(seq_len: int, hidden_size: int) -> int:
-    """Tokens of a sequence in each tile but the last, which may have fewer."""
-    return math.ceil(seq_len / tile_count(seq_len, hidden_size))
-
-
 def why_whole(config: Config, model: Model, *, seq_len: int, lora_dropout: float) -> str | None:
     """Why the MLPs of `model` cannot be computed in tiles, in one sentence; None if they can."""
     if model.config["model_type"] not in MODEL_TYPES:
@@ -80,6 +75,4 @@ class Mlp(Technique):
             from autofit.techniques.tiled_mlp import tile_mlps
 
             layers = (module for module in model.modules() if isinstance(module, GradientCheckpointingLayer))
-            seq_len = plan.job.workload.seq_len
-            tile = tile_tokens(seq_len, shape(plan.job.model).hidden_size)
-            tile_mlps([layer.mlp for layer in layers], seq_len, tile)
+            tile_mlps(layer.mlp for layer in layers)

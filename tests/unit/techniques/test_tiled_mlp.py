@@ -107,5 +107,13 @@ def test_evaluation_is_in_tiles_and_the_gradient_that_trials_are_compared_with_i
     assert calls[3:] == [SEQ_LEN]
 
 
+def test_a_shorter_sequence_has_tiles_of_its_own() -> None:
+    tiled, _ = steps({"micro_batch": 2}, LLAMA)
+    calls = recorded(tiled)
+    tiled.evaluate(rows(2, seq_len=100))
+    tiled.evaluate(rows(2, seq_len=64))
+    assert calls == [100, 100, 128]
+
+
 def test_a_tile_has_about_as_many_tokens_as_the_model_is_wide() -> None:
     assert [tile_count(seq_len, 4096) for seq_len in (4096, 4097, 32_768)] == [1, 2, 8]
