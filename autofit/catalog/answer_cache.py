@@ -39,7 +39,7 @@ def write_cache_file(file: Path, content: bytes) -> None:
 def cached_answer(question: str, text: str, find: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The answer that `find` returns, a JSON object. It is called once for this `text` and the installed transformers.
     `question` names what it answers. A cache that fails costs the call, never an answer."""
-    key = sha256("\0".join((question, str(ANSWERS_VERSION), _transformers(), text)).encode()).hexdigest()
+    key = sha256("\0".join((question, str(ANSWERS_VERSION), installed("transformers"), text)).encode()).hexdigest()
     file = cache_folder() / "models" / f"{key}.json"
     with suppress(OSError, ValueError):
         answer = json.loads(file.read_text(encoding="utf-8"))
@@ -52,7 +52,8 @@ def cached_answer(question: str, text: str, find: Callable[[], dict[str, Any]]) 
 
 
 @cache
-def _transformers() -> str:
+def installed(package: str) -> str:
+    """The version of a package; an empty string without it."""
     with suppress(PackageNotFoundError):
-        return version("transformers")
+        return version(package)
     return ""

@@ -10,13 +10,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from autofit.catalog.answer_cache import cache_folder, write_cache_file
+from autofit.catalog.answer_cache import cache_folder, installed, write_cache_file
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.techniques import Job
 from autofit.techniques.attention_kernels import generation
 
 _log = logging.getLogger(__name__)
 
+LIBRARIES = ("torch", "transformers", "peft")
+"""Whose code is traced."""
 MAX_BYTES = 512 * 1024**2
 """The oldest traces go once all take more. Those of one model, with every technique, take some 50 MiB."""
 
@@ -66,12 +68,13 @@ class TraceCache:
 def trace_key(job: Job, part: str, *details: Hashable) -> str:
     """What the trace of a part of `job`'s step depends on, as 64 hexadecimal digits; `details` are the part's own. The
     card counts only for which kernels run on it; the number of devices and the batch do not count, and for an update
-    no sequences."""
+    no sequences. The libraries here count beside the job's: blocks are freed in the order in which they drop them."""
     hardware, workload = job.hardware, job.workload
     device = generation(hardware.capability) if hardware.kind == "cuda" else hardware.key
     whole = (
         ESTIMATOR_VERSION,
         job.stack.key,
+        *map(installed, LIBRARIES),
         *(hardware.kind, device),
         *(workload.model_digest, None if part == "update" else workload.seq_len),
         *(workload.lora_dropout, workload.trainer, part, *details),

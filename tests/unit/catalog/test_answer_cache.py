@@ -48,7 +48,7 @@ def test_it_is_asked_again_for_another_text_another_question_and_another_transfo
     assert [answer("shape", "a"), answer("shape", "a"), answer("shape", "b"), answer("text", "a")] == [
         {"asked": 1}, {"asked": 1}, {"asked": 2}, {"asked": 3}
     ]  # fmt: skip
-    monkeypatch.setattr(module, "_transformers", lambda: "99.0")
+    monkeypatch.setattr(module, "installed", lambda package: "99.0")
     assert answer("shape", "a") == {"asked": 4}
 
 

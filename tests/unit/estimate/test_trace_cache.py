@@ -89,6 +89,13 @@ def test_what_differs_in_kernels_length_or_libraries_is_traced_anew(kept: Path, 
     assert len(list(kept.iterdir())) == before + len(TRACING) - (not of_update)
 
 
+def test_traces_are_of_the_libraries_that_are_installed(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(list(kept.iterdir()))
+    monkeypatch.setattr(trace_cache, "installed", lambda package: f"another {package}")
+    estimate(job(), kept)
+    assert len(list(kept.iterdir())) == before + len(TRACING)
+
+
 def test_traces_that_cannot_be_read_are_made_again(kept: Path) -> None:
     for file in kept.iterdir():
         file.write_bytes(file.read_bytes()[:50])
