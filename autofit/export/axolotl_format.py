@@ -135,7 +135,7 @@ def _liger(value: Value, task: Task) -> Settings:
 
 
 def _mlp(value: Value, task: Task) -> Settings:
-    """As many tiles as were measured, by axolotl's own code (monkeypatch/tiled_mlp)."""
+    """As many tiles as the longest sequence was measured in, by axolotl's own code (monkeypatch/tiled_mlp)."""
     if value != "tiled":
         return settings()
     model = task.model()

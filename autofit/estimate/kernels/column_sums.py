@@ -1,5 +1,5 @@
 """What CUDA takes to add the rows of a matrix up: all of them, for the gradients of biases and of norms' weights and in
-Adafactor, or those of each token, for an embedding's."""
+Adafactor, or those of each entry of a vocabulary, for an embedding's."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ BLOCK_COLUMNS, BLOCK_THREADS, SHARERS = 128, 128, 4
 """Columns and threads of a block of that kernel, and how many of these share a column."""
 LEAST_VALUES, MOST_VALUES = 16, 256
 """Values that each thread adds up."""
+COLUMN_BYTES = 512
+"""What a block leaves of a column: 4 bytes for each of as many columns as it has."""
 FEW_TOKENS = 3072
 """Up to so many, an embedding's gradient is added up in place."""
 ROWS_PER_SUM = 10
-"""Rows of one token that are added up at a time (NROWS_PER_THREAD)."""
-COLUMN_BYTES = 512
-"""What a block leaves of a column: 4 bytes for each of as many columns as it has."""
+"""Rows of one entry of the vocabulary that are added up at a time (NROWS_PER_THREAD)."""
 MULTIPROCESSORS = 132
 """Multiprocessors of a card that is in no catalog: an H100's."""
 SLICE_MULTIPROCESSORS = 16
@@ -53,12 +53,12 @@ def taken(values: NDArray[np.float64], columns: NDArray[np.int64], blocks: int) 
     return np.where((rows < FEWEST_ROWS) | (divided == 1), 0.0, COLUMN_BYTES * columns * divided)
 
 
-def taken_by_token(
+def taken_by_entry(
     values: NDArray[np.float64], columns: NDArray[np.int64], vocabulary: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Bytes taken to add up so many values, a row for each token of a batch, by token: fp32 sums of a few rows each, as
-    many as there may be. Source: embedding_dense_backward_cuda of aten/src/ATen/native/cuda/Embedding.cu and
-    embedding_backward_cuda_kernel of EmbeddingBackwardKernel.cu (torch 2.11 to 2.13)."""
+    """Bytes taken to add up so many values, a row for each token of a batch, by its entry in the vocabulary: fp32 sums
+    of a few rows each, as many as there may be. Source: embedding_dense_backward_cuda of Embedding.cu and
+    embedding_backward_cuda_kernel of EmbeddingBackwardKernel.cu in aten/src/ATen/native/cuda (torch 2.11 to 2.13)."""
     tokens = values / columns
     sums = np.floor(tokens / ROWS_PER_SUM) + np.minimum(tokens, vocabulary)
     return np.where(tokens <= FEW_TOKENS, 0.0, FP32_BYTES * columns * sums)

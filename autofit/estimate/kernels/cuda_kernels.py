@@ -125,7 +125,7 @@ def _column_sums(args: tuple[Any, ...]) -> Held:
 
 def _embedding_gradient(args: tuple[Any, ...]) -> Held:
     """The tokens, sorted, and where each was; where a token's rows and each sum of some begin; and the sums
-    (`column_sums.taken_by_token`). Arguments: (gradient, tokens, vocabulary, ...)."""
+    (`column_sums.taken_by_entry`). Arguments: (gradient, tokens, vocabulary, ...)."""
     gradient, tokens, vocabulary = args[:3]
     return Held(
         before=(tokens.nbytes,) * 2,

@@ -27,8 +27,8 @@ class Held(NamedTuple):
     beside: tuple[int, ...] = ()
     """Blocks that it takes then; they are freed first, the latest of them before the others."""
     sums: tuple[int, int, int] | None = None
-    """The values that it adds up, in how many columns, and the rows that there are in the end if not one: what that
-    takes (`column_sums`) is no multiple of the micro-batch."""
+    """The values that it adds up, in how many columns, and into how many rows, one for each entry of a vocabulary; 0
+    for a single row. What that takes (`column_sums`) is no multiple of the micro-batch."""
 
 
 Scratch = Callable[[str, tuple[Any, ...]], Held]

@@ -74,8 +74,8 @@ class _Pool:
         """The addresses without memory of the pool's expandable segments, lowest first."""
 
     def new_segment(self, size: int) -> Block:
-        """The addresses of a new expandable segment, as many as whole pages take for `size`. Linux maps each below the
-        last."""
+        """The addresses of a new expandable segment, as many as whole pages take for `size`. Each lies below the last,
+        as seen on emulated cards, where Linux chooses."""
         size = round_up(size, self.page)
         self.address -= size
         block = Block(self.address, size, self, free=False, mapped=False)

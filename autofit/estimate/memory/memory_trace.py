@@ -74,7 +74,7 @@ class Storage:
     summed_columns: int = 0
     """How many columns a kernel adds up in it; if any, `bytes` is the number of values (`column_sums`)."""
     summed_rows: int = 0
-    """How many rows there are in the end, one for each token that there is; 0 where all become one."""
+    """Into how many rows, one for each entry of a vocabulary; 0 where all become one."""
 
 
 class Event(NamedTuple):

@@ -32,7 +32,7 @@ def replay(
     others: Sequence[Timeline] = (),
 ) -> CachingAllocator:
     """The caching allocator of torch's `release` after up to `STEPS` optimizer steps, with `limit` bytes from the
-    driver, or `capped` by torch itself, on a device with so much `memory`, or as much more as the limit needs. Raises
+    driver, or `capped` by torch itself. `memory` is the device's; at least `limit` is assumed. Raises
     `OutOfDeviceMemory`.
 
     The timeline is followed by its second step again and again, each time after those of the `others`, on shorter
@@ -42,7 +42,7 @@ def replay(
         expandable_segments=expandable_segments,
         capped=capped,
         release=release,
-        memory=memory and max(memory, limit or 0),
+        memory=None if memory is None else max(memory, limit or 0),
     )
     blocks: dict[int, Block] = {}
     workspaces = _workspaces(line)

@@ -172,9 +172,9 @@ def _with_sums(storages: Storages, sizes: NDArray[np.float64], blocks: int) -> N
     """The bytes of storages, of whose sizes those in which columns are summed up have values
     (`Storage.summed_columns`)."""
     columns, rows = storages.summed_columns, storages.summed_rows
-    to_one, by_token = np.flatnonzero((columns > 0) & (rows == 0)), np.flatnonzero(rows)
+    to_one, by_entry = np.flatnonzero((columns > 0) & (rows == 0)), np.flatnonzero(rows)
     sizes[to_one] = column_sums.taken(sizes[to_one], columns[to_one], blocks)
-    sizes[by_token] = column_sums.taken_by_token(sizes[by_token], columns[by_token], rows[by_token])
+    sizes[by_entry] = column_sums.taken_by_entry(sizes[by_entry], columns[by_entry], rows[by_entry])
     return sizes
 
 

@@ -107,8 +107,7 @@ class Zero(ZeroAmounts):
         shares = self.ranks if self.stage == 3 else 1
         edit.allocate([p.bytes for p in flat], place, shares=shares, holds=Category.WEIGHTS, events=events)
         edit.free(events, [indices[id(parameter)] for parameter in flat])
-        if self.stage < 3 and (self.mixed or not self.updaters):
-            # Master weights are made, or moved to the host, from a copy. In fp32 on the device they are that copy.
+        if self.stage < 3 and not self.updaters:  # the host's master weights are made from a copy
             edit.free(events, edit.allocate([p.bytes for p in flat], place, shares=self.ranks, events=events))
         edit.trace.segments.insert(0, (place, events))
 

@@ -17,7 +17,7 @@ from autofit.techniques.attention_kernels import generation
 
 _log = logging.getLogger(__name__)
 
-LIBRARIES = ("torch", "transformers", "peft")
+LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
 """Whose code is traced."""
 MAX_BYTES = 512 * 1024**2
 """The oldest traces go once all take more. Those of one model, with every technique, take some 50 MiB."""

@@ -21,7 +21,7 @@ from autofit.core.units import GIB, MIB
 from autofit.estimate.assumptions import COMPILE_ERROR
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.kernels.column_sums import taken, taken_by_token
+from autofit.estimate.kernels.column_sums import taken, taken_by_entry
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.liger import chunk_rows
 from autofit.estimate.kernels.liger_layers import replaced
@@ -370,7 +370,7 @@ def test_only_leading_dimensions_are_added_up_as_columns() -> None:
     ],
 )
 def test_the_gradient_of_an_embedding_is_added_up_in_sums_of_ten_rows(tokens: int, sums: int) -> None:
-    found = taken_by_token(np.array([tokens * 2048.0]), np.array([2048]), np.array([128_256]))
+    found = taken_by_entry(np.array([tokens * 2048.0]), np.array([2048]), np.array([128_256]))
     assert found.tolist() == [sums * 2048 * 4]
 
 

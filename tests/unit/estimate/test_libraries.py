@@ -22,6 +22,7 @@ from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.lower_bound import floor_bytes
+from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.sharding import library
 from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.estimate.sharding.library import Traffic
@@ -473,6 +474,27 @@ def test_a_flat_buffer_is_one_block_and_what_it_replaces_leaves_holes() -> None:
     frozen = set(range(flat)) - set(made)
     assert min(made) > min(frozen) and max(made) < flat
     assert sum(b - a > 1 for a, b in pairwise(sorted(made))) >= 4 * 7 - 1, "scales and weights lie between them"
+
+
+def test_the_hosts_master_weights_are_made_from_a_copy_after_which_a_hole_is_left() -> None:
+    config = complete(parse("method=lora,precision=bf16-mixed,offload=optimizer,micro_batch=1"))
+    line = estimator(job_of(OF, 1)).trace(config).timeline
+    sizes, storages = line.sizes[: line.setup], line.storages[: line.setup]
+    last = int(np.flatnonzero(sizes < 0)[-1])
+    assert storages[last] == storages[last - 1] and sizes[last - 1] == -sizes[last]
+    flat = next(size for size in reversed(sizes[: last - 1]) if size > 0)
+    assert sizes[last - 1] == flat, "as large as the flat buffer"
+
+
+def test_gradients_go_in_the_order_of_their_parameters() -> None:
+    """Which is the reverse of that in which they came."""
+    line = estimator(job_of(OF, 1)).trace(complete(parse("precision=bf16,micro_batch=1,optimizer=sgd"))).timeline
+    step = slice(line.setup, line.second)
+    (gradients,) = np.where(line.categories[step] == Category.GRADIENTS)
+    sizes, storages = line.sizes[step][gradients], line.storages[step][gradients]
+    freed = storages[sizes < 0]
+    came = [storage for storage in storages[sizes > 0] if storage in set(freed)]
+    assert len(freed) > 20 and freed.tolist() == came[::-1]
 
 
 def test_stage_2_allocates_a_partition_at_the_first_reduction_of_a_rank_s_own_gradients() -> None:
