@@ -39,6 +39,9 @@ class Place(NamedTuple):
 BEFORE, AFTER, LOSS = -1, 1 << 20, 1 << 21
 SETUP = "setup"
 """The stage before the first step, in which a library works on existing weights."""
+EMPTIED = -1
+"""In place of a stream: where a storage without bytes is allocated, a library gives unused memory back to the driver
+(`torch.cuda.empty_cache`)."""
 OUTSIDE = (BEFORE, AFTER, LOSS)
 """Places that are not at a layer."""
 
@@ -68,7 +71,9 @@ class Storage:
     holds: Category | None = None
     """What it holds; None where that follows from its lifetime."""
     stream: int = 0
-    """Stream of the device on which it is allocated: the allocator keeps the blocks of each stream apart."""
+    """Stream of the device on which it is allocated: the allocator keeps each stream's blocks apart. Or EMPTIED."""
+    of_hook: bool = False
+    """Whether it has no bytes, and is there for a moment where autograd is done with a gradient and runs its hooks."""
     of_product: bool = False
     """Whether it is the result of a matrix product."""
     summed_columns: int = 0

@@ -12,6 +12,7 @@ import numpy as np
 from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES
 from autofit.estimate.memory.allocator import OLDEST_FIRST, Block, CachingAllocator, OutOfDeviceMemory
+from autofit.estimate.memory.memory_trace import EMPTIED
 from autofit.estimate.memory.timeline import Timeline
 from autofit.techniques import Part, affecting
 from autofit.techniques.axes.kernels import by_liger
@@ -53,6 +54,8 @@ def replay(
                 blocks[storage] = allocator.allocate(size, stream)
             elif size < 0:
                 allocator.release(blocks.pop(storage))
+            elif stream == EMPTIED:
+                allocator.empty_cache()
             if index in workspaces:
                 allocator.allocate(workspace)
 

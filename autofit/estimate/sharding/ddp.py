@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, OUTSIDE, Category, Event, MemoryTrace, Place
-from autofit.estimate.sharding.edit import ROOT, Edit, plain
+from autofit.estimate.sharding.edit import Edit, plain
 from autofit.estimate.sharding.library import Holdings, Library, Traffic
 
 
@@ -57,7 +57,7 @@ def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
     the input embedding, too, at the end, when both have added to it; with those of an earlier micro-step, to which this
     one adds, at the end of their layer."""
     homes = {index: edit.trace.storages[index].allocated or Place(stage, AFTER) for index in gradients}
-    tied = {index for index, home in homes.items() if home.layer == LOSS and is_tied(edit, index)}
+    tied = {index for index, home in homes.items() if home.layer == LOSS and edit.is_tied(index)}
     for index, home in homes.items():
         if index not in tied and home.stage != stage:
             at_end = (
@@ -67,27 +67,11 @@ def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
     for place, events in edit.trace.segments:
         for at, event in reversed(list(enumerate(events if place.stage == stage else ()))):
             if event.allocates and event.storage in homes and event.storage not in tied:
-                end = len(events) if place.layer in OUTSIDE else end_of_operation(events, at)
-                events.insert(end, Event(event.storage, False))
+                hook = len(events) if place.layer in OUTSIDE else hook_of(edit.trace, events, at)
+                events.insert(hook + 2, Event(event.storage, False))
     edit.free(edit.after_stage(stage), tied)
 
 
-def end_of_operation(events: Sequence[Event], at: int) -> int:
-    """Where the backward of the operation ends that allocates a gradient at `at`: after it has freed what was there
-    before and is no longer needed. Until then a bias's gradient is summed up beside that of its weight."""
-    since = {event.storage for event in events[at:] if event.allocates}
-    frees = next((i for i in range(at + 1, len(events)) if events[i].storage not in since), len(events))
-    return next((i for i in range(frees, len(events)) if events[i].allocates), len(events))
-
-
-def hook_of(events: Sequence[Event], at: int) -> int:
-    """Where the hook of the gradient runs that is allocated at `at`, at the end of its operation: before it is dropped,
-    if it is."""
-    end, dropped = end_of_operation(events, at), Event(events[at].storage, False)
-    return events.index(dropped, at, end) if dropped in events[at:end] else end
-
-
-def is_tied(edit: Edit, gradient: int) -> bool:
-    """Whether the gradient of a head is also that of the input embedding: else there are two parameters of its size."""
-    of_root = [p.bytes for p in edit.parameters(ROOT, trained=True)]
-    return of_root.count(edit.trace.storages[gradient].bytes) == 1
+def hook_of(trace: MemoryTrace, events: Sequence[Event], at: int) -> int:
+    """Where the hook runs of the gradient that is allocated at `at`."""
+    return next((i for i in range(at, len(events)) if trace.storages[events[i].storage].of_hook), len(events))

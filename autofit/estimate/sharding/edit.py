@@ -6,7 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import AFTER, OUTSIDE, Category, Event, MemoryTrace, Place, Storage
+from autofit.estimate.memory.memory_trace import (
+    AFTER,
+    BEFORE,
+    EMPTIED,
+    LOSS,
+    OUTSIDE,
+    Category,
+    Event,
+    MemoryTrace,
+    Place,
+    Storage,
+)
 from autofit.estimate.memory.symbolic_sizes import RANK
 
 ROOT = None
@@ -66,6 +77,11 @@ class Edit:
             events += [Event(index, True) for index in indices]
         return indices
 
+    def empty_cache(self, place: Place, events: PlacedEvents) -> None:
+        """Give unused memory back to the driver at the end of `events`."""
+        self.trace.storages.append(Storage(0, place, stream=EMPTIED, holds=Category.TEMPORARIES))
+        events.append(Event(len(self.trace.storages) - 1, True))
+
     def at_start(self, place: Place) -> PlacedEvents:
         """A list for events that precede all others of a layer's place."""
         return self._inserted(place, 0)
@@ -104,6 +120,16 @@ class Edit:
     def all_gradients(self, stage: str) -> set[int]:
         """The same of all units together."""
         return {index for indices in self.gradients(stage).values() for index in indices}
+
+    def is_embeddings(self, gradient: int) -> bool:
+        """Whether a gradient outside the layers is that of an input embedding, which comes last."""
+        home = self.trace.storages[gradient].allocated
+        return home is not None and (home.layer == BEFORE or (home.layer == LOSS and self.is_tied(gradient)))
+
+    def is_tied(self, gradient: int) -> bool:
+        """Whether the gradient of a head is also that of the input embedding: else two parameters have its size."""
+        of_root = [p.bytes for p in self.parameters(ROOT, trained=True)]
+        return of_root.count(self.trace.storages[gradient].bytes) == 1
 
     def free(self, events: PlacedEvents, storages: Iterable[int]) -> None:
         events += [Event(index, False) for index in storages]

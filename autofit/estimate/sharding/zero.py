@@ -16,9 +16,9 @@ runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model (`_setu
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, takewhile
 
 from autofit.estimate.memory.memory_trace import (
     AFTER,
@@ -32,7 +32,7 @@ from autofit.estimate.memory.memory_trace import (
     Storage,
 )
 from autofit.estimate.memory.symbolic_sizes import RANK
-from autofit.estimate.sharding.ddp import end_of_operation, hook_of, into_buckets, is_tied
+from autofit.estimate.sharding.ddp import hook_of, into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, loaded_in_order
 from autofit.estimate.sharding.zero_amounts import ZeroAmounts
 
@@ -47,17 +47,18 @@ NORM_ELEMENTS = 250_000_000
 class Zero(ZeroAmounts):
     """Stage 1 or 2 of ZeRO, with the optimizer in host memory or not; and what stage 3 shares with them."""
 
-    part: int = -1
-    """Of the parts of the flat buffer, the one of the rank whose step it is."""
+    part: int | None = -1
+    """Of the parts of the flat buffer, the one of the rank whose step it is; None for that of the largest parameters
+    together."""
 
     @property
     def extremes(self) -> Sequence[Zero]:
         """The last rank, whose parameters have their gradients first, allocates its partition early; in stage 1 the
         first one still holds the other ranks' large gradients when it allocates its own. With fp32 gradients of the
-        whole model in stage 1, all ranks are alike. In stage 2 what is kept and what a norm takes are those of the
-        fullest rank in both."""
-        differ = self.updaters and (self.stage == 2 or (self.stage == 1 and not self._keeps_wide_gradients))
-        return (self, replace(self, part=0)) if differ else (self,)
+        whole model in stage 1, all ranks are alike."""
+        if not self.updaters or self.stage == 3 or (self.stage == 1 and self._keeps_wide_gradients):
+            return (self,)
+        return tuple(replace(self, part=part) for part in ((-1, 0) if self.ranks == 2 else (-1, 0, None)))
 
     @property
     def _keeps_wide_gradients(self) -> bool:
@@ -73,11 +74,22 @@ class Zero(ZeroAmounts):
             edit, trained = self._first(trace, last)
         if self.pinned:
             self._set_up(edit)
-        if self.updaters:
+            self._make_masters(edit, trained)
+        elif self.updaters:
             edit.allocate((self.masters * b for b in trained), None, shares=self.ranks, holds=Category.OPTIMIZER)
-        else:  # temp_grad_buffer_for_gpu_offload
+        if not self.updaters:  # temp_grad_buffer_for_gpu_offload
             edit.allocate([max(trained, default=0)], None)
         return edit.trace
+
+    def _make_masters(self, edit: Edit, trained: Sequence[int]) -> None:
+        """A rank's master weights are made from a copy of its part, or are that copy where their format is the same."""
+        place, events = edit.trace.segments[0]
+        copied = self.mixed or not self.updaters
+        copy = edit.allocate(trained, place, shares=self.ranks, events=events) if copied else ()
+        if self.updaters:
+            wide = [self.masters * b for b in trained]
+            edit.allocate(wide, place, shares=self.ranks, holds=Category.OPTIMIZER, events=events)
+        edit.free(events, copy)
 
     def _set_up(self, edit: Edit) -> None:
         """Parameters are loaded as `_loaded_bytes` says and replaced once their layer is there (`ZeroSharder`), those
@@ -105,10 +117,10 @@ class Zero(ZeroAmounts):
         replaced(of_root)
         flat = [p for p in edit.trained() if not self._persists(p)]
         shares = self.ranks if self.stage == 3 else 1
+        if self.stage == 2 or (self.stage == 1 and not (self._keeps_wide_gradients and self.updaters)):
+            edit.empty_cache(place, events)  # not in bf16_optimizer.py
         edit.allocate([p.bytes for p in flat], place, shares=shares, holds=Category.WEIGHTS, events=events)
         edit.free(events, [indices[id(parameter)] for parameter in flat])
-        if self.stage < 3 and not self.updaters:  # the host's master weights are made from a copy
-            edit.free(events, edit.allocate([p.bytes for p in flat], place, shares=self.ranks, events=events))
         edit.trace.segments.insert(0, (place, events))
 
     def _loaded_bytes(self, storage: Storage) -> int | None:
@@ -142,22 +154,18 @@ class Zero(ZeroAmounts):
         """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
         place = Place(stage, AFTER)
         if not self.mixed:
-            reached = self.reached([self.bytes(p) for p in edit.trained()])
-            return edit.allocate([sum(reached)], place, holds=Category.GRADIENTS, stream=self._stream)
+            reached = sum(self.bytes(p) for p, _ in self._own(edit))
+            return edit.allocate([reached], place, holds=Category.GRADIENTS, stream=self._stream)
         wide = (self.masters * b for b in trained)
         return edit.allocate(wide, place, shares=self.ranks, holds=Category.GRADIENTS, stream=self._stream)
 
     def _stay(self, edit: Edit, stage: str) -> set[int]:
         """The gradients, but for an input embedding's, that a rank keeps to the end of a backward where its part is
         summed in fp32 beside them, or on the host with more to come: its own, of those that are larger than the bucket
-        (`copy_grads_in_partition`), at the rank where that is most."""
+        (`copy_grads_in_partition`)."""
         trained = edit.trained()
-        first = next((i for i, p in enumerate(trained) if p.layer is not None), 0)
-        large = [i >= first and not self._fits_bucket(p) for i, p in enumerate(trained)]
-        parts = self.parts([self.bytes(p) for p in trained])
-        kept = max(
-            ([trained[i] for i in part if large[i]] for part in parts), key=lambda part: sum(map(self.bytes, part))
-        )
+        leading = {id(p) for p in takewhile(lambda p: p.layer is None, trained)}
+        kept = [p for p, _ in self._own(edit) if id(p) not in leading and not self._fits_bucket(p)]
         return set(self._gradients(edit, stage, kept))
 
     def _gradients(self, edit: Edit, stage: str, parameters: Sequence[Storage]) -> dict[int, Unit]:
@@ -192,15 +200,18 @@ class Zero(ZeroAmounts):
             partition: Sequence[int] = ()
             if self.updaters and (number == 1 or not self.mixed):
                 partition = self._partition(edit, trained, stage)
-            into_buckets(edit, stage, gradients - stay)
+            large = {i for i in gradients - stay if not self._fits_bucket(edit.trace.storages[i])}
+            into_buckets(edit, stage, gradients - stay - large)
+            waiting = {i for i in large if edit.is_embeddings(i)}
+            _drop_as_next_comes(edit, stage, gradients, large - waiting)
             at_first(edit, stage, gradients, [Event(index, True) for index in bucket])
             if partition:
-                own = self._gradients(edit, stage, self._parts(edit)[self.part])
+                own = self._gradients(edit, stage, [p for p, _ in self._own(edit)])
                 self._at_first_reduction(edit, stage, gradients, own, [Event(index, True) for index in partition])
             end = edit.after_stage(stage)
-            edit.free(end, reversed(bucket))  # as the items of a list go
-            self.last_reduction(edit, stage, ends=stage == last)
-            edit.free(edit.after_stage(stage), sorted(stay))
+            self.last_reduction(edit, stage, ends=stage == last, of=waiting)
+            # In the order of parameters, of which the last ones are in the bucket (`_clear_param_grad_only`).
+            edit.free(end, [*sorted(stay, reverse=True), *reversed(bucket)])
             if number > 1:
                 edit.free(end, partition)  # added to those of the first
             else:
@@ -220,13 +231,13 @@ class Zero(ZeroAmounts):
         for place, of_place in edit.trace.segments:
             for at, event in enumerate(of_place):
                 if event.allocates and event.storage in gradients:
-                    if place.layer == LOSS and is_tied(edit, event.storage):  # it comes last, with the embedding's
+                    if place.layer == LOSS and edit.is_tied(event.storage):  # it comes last, with the embedding's
                         continue
                     size = self.bytes(edit.trace.storages[event.storage])
                     if held and held + size > self._bucket_bytes:
                         if is_own:
                             if place.stage == stage:
-                                hook = hook_of(of_place, at)
+                                hook = hook_of(edit.trace, of_place, at)
                                 of_place[hook:hook] = events
                             else:
                                 edit.at_start(Place(stage, place.layer)).extend(events)
@@ -242,25 +253,34 @@ class Zero(ZeroAmounts):
             edit.allocate(trained, place, shares=self.ranks, holds=Category.GRADIENTS, events=events)
             edit.free(events, partition)
 
-    def norm(self, edit: Edit, stage: str, of: Iterable[Storage] = ()) -> None:
-        """The norm of each gradient in turn, or of those `of` some parameters, computed on an fp64 copy: in stages 1
-        and 2 of every whole gradient that reaches into a rank's part of the flat buffer."""
+    def norm(self, edit: Edit, stage: str) -> None:
+        """The norm of each gradient in turn, computed on an fp64 copy: of what is in the rank's part of the flat buffer
+        (`get_flat_partition`), in stage 3 of the rank's part of every gradient."""
         if self.updaters:
-            copy = self._widest(of or edit.trained()).bytes * NORM_BYTES // self.width
             place, events = edit.before_update(stage)
-            shares = self.ranks if self.stage == 3 else 1
+            largest, shares = self._largest_part(edit), 1
+            if self.stage == 3:
+                largest, shares = self._widest(edit.trained()).bytes, self.ranks
+            copy = largest * NORM_BYTES // self.width
             edit.free(events, edit.allocate([copy], place, shares=shares, events=events))
 
-    def _parts(self, edit: Edit) -> list[list[Storage]]:
-        """The trained parameters that reach into each rank's part of the flat buffer."""
+    def _largest_part(self, edit: Edit) -> int:
+        """Bytes of the largest gradient in the rank's part of the flat buffer, as far as it lies there."""
+        return max(_part_of(p, self.bytes(p), part) for p, part in self._own(edit))
+
+    def _own(self, edit: Edit) -> list[tuple[Storage, int]]:
+        """The trained parameters that reach into the rank's part of the flat buffer, and by how many bytes."""
         trained = edit.trained()
-        return [[trained[i] for i in part] for part in self.parts([self.bytes(p) for p in trained])]
+        sizes = [self.bytes(p) for p in trained]
+        parts = self.parts(sizes)
+        own = max(parts, key=lambda part: sum(sizes[i] for i in part)) if self.part is None else parts[self.part]
+        return [(trained[i], overlap) for i, overlap in own.items()]
 
     def _widest(self, parameters: Iterable[Storage]) -> Storage:
         return max(parameters, key=self.bytes)
 
-    def last_reduction(self, edit: Edit, stage: str, *, ends: bool) -> None:
-        """The gradient of an input embedding comes last and waits for the end of the backward (`...reduce_epilogue`,
+    def last_reduction(self, edit: Edit, stage: str, *, ends: bool, of: Collection[int] = ()) -> None:
+        """The gradient `of` an input embedding comes last and waits for the end of the backward (`...reduce_epilogue`,
         `independent_gradient_partition_epilogue`); no gradient is larger. Handing it on takes more of the device: in
         stage 3 its part in the format of the sums (`__avg_scatter_grads`), which are accumulated there
         (`partition_grads`), and when the accumulation `ends` with the optimizer on the host, a norm
@@ -273,11 +293,12 @@ class Zero(ZeroAmounts):
         if ends and not self.updaters:
             copies.append(self._in_fp64(widest))
         passing = [
-            *edit.allocate([widest.bytes], place, events=end),
+            *(of or edit.allocate([widest.bytes], place, events=end)),
             *edit.allocate(copies, place, shares=self.ranks if parted else 1, stream=self._stream, events=end),
         ]
         if self.stage == 2 and self.mixed and self.updaters:  # widened to be added (`_add_to_grad_partition_buffer`)
-            passing += edit.allocate([widest.bytes * self.masters], place, stream=self._stream, events=end)
+            wide = self._largest_part(edit) * self.masters
+            passing += edit.allocate([wide], place, stream=self._stream, events=end)
         edit.free(end, passing)
 
     def _in_fp64(self, gradient: Storage) -> int:
@@ -321,14 +342,14 @@ class Zero(ZeroAmounts):
                 edit.trace.storages[index].bytes *= self.masters
         else:
             edit.free(edit.after_stage(last), [*(gradients - leave - copied), *reversed(bucket)])
-        self.norm(edit, last, self._parts(edit)[self.part])
+        self.norm(edit, last)
         self._flattened(edit, last, trained, partition)
         return edit, trained
 
     def _copied(self, edit: Edit, last: str, large: set[int], partition: Sequence[int]) -> set[int]:
         """Of the `large` gradients, a rank's own, which it copies into its `partition` when the next comes, and drops.
         That is allocated with the first reduction that reaches into it, beside what has not yet been copied."""
-        own = self._gradients(edit, "backward-1", self._parts(edit)[self.part])
+        own = self._gradients(edit, "backward-1", [p for p, _ in self._own(edit)])
         homes = {i: edit.trace.storages[i].allocated for i in own}
         late = {i for i, home in homes.items() if home == Place("backward-1", BEFORE)}
         begin = [Event(index, True) for index in partition]
@@ -355,6 +376,12 @@ class Zero(ZeroAmounts):
         edit.free(events, edit.allocate([size], Place(stage, AFTER), stream=self._stream, events=events))
 
 
+def _part_of(parameter: Storage, size: int, part: int) -> int:
+    """`part` of a parameter's `size`, both at the adapters' rank, at that of the trace."""
+    unit = 1 if parameter.bytes % RANK else RANK
+    return parameter.bytes // unit * part // size * unit
+
+
 def _drop_as_next_comes(edit: Edit, stage: str, gradients: set[int], dropped: Iterable[int]) -> None:
     """Free those that are `dropped` of the `gradients` where the operation ends that makes the next one; those of an
     earlier micro-step, to which this one adds, at the end of their layer."""
@@ -368,7 +395,7 @@ def _drop_as_next_comes(edit: Edit, stage: str, gradients: set[int], dropped: It
     ]
     for (_, _, gradient), (events, at, _) in reversed(list(pairwise(arrivals))):
         if gradient in left:
-            events.insert(end_of_operation(events, at), Event(gradient, False))
+            events.insert(hook_of(edit.trace, events, at) + 2, Event(gradient, False))
             left.remove(gradient)
     for index in left:
         home = edit.trace.storages[index].allocated
@@ -382,7 +409,7 @@ def _separate_head(edit: Edit) -> None:
     for made in edit.gradients(stage)[ROOT]:
         storage = edit.trace.storages[made]
         if storage.allocated == Place(stage, LOSS):
-            tied = is_tied(edit, made)
+            tied = edit.is_tied(made)
             end = edit.after_stage(stage) if tied else edit.at_end(storage.allocated)
             edit.allocate([storage.bytes], Place(stage, BEFORE if tied else AFTER), events=end)
             edit.free(end, [made])
@@ -395,6 +422,6 @@ def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) ->
         if place.stage == stage:
             for at, event in enumerate(segment):
                 if event.allocates and event.storage in storages:
-                    hook = hook_of(segment, at)
+                    hook = hook_of(edit.trace, segment, at)
                     segment[hook:hook] = events
                     return

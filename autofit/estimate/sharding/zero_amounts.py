@@ -180,10 +180,13 @@ class ZeroAmounts(Library):
         largest; `sizes` are those of all parameters, in order."""
         return max(([sizes[index] for index in part] for part in self.parts(sizes)), key=sum)
 
-    def parts(self, sizes: Sequence[int]) -> list[list[int]]:
-        """For each rank, which of the parameters with these sizes, in order, overlap its part of the flat buffer."""
+    def parts(self, sizes: Sequence[int]) -> list[dict[int, int]]:
+        """For each rank, which of the parameters with these sizes, in order, overlap its part of the flat buffer, and
+        by how many bytes."""
         ends = list(itertools.accumulate(sizes))
         share = sum(sizes) / self.ranks
-        parts = [(rank * share, (rank + 1) * share) for rank in range(self.ranks)]
-        spans = [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        return [[i for i, (begin, end) in enumerate(spans) if end > start and begin < stop] for start, stop in parts]
+        parts: list[dict[int, int]] = []
+        for begin, stop in ((rank * share, (rank + 1) * share) for rank in range(self.ranks)):
+            overlaps = (min(end, stop) - max(end - size, begin) for end, size in zip(ends, sizes, strict=True))
+            parts.append({index: int(overlap) for index, overlap in enumerate(overlaps) if overlap > 0})
+        return parts

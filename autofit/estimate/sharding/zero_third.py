@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import AFTER, LOSS, Category, Event, MemoryTrace, Place, Storage
-from autofit.estimate.sharding.ddp import into_buckets, is_tied
+from autofit.estimate.sharding.ddp import into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, loaded_in_order
 from autofit.estimate.sharding.library import Holdings, Traffic
 from autofit.estimate.sharding.zero import Zero
@@ -84,7 +84,7 @@ class ZeroThree(Zero):
         of_loss = [e.storage for at, events in edit.trace.segments if at == place for e in events if e.allocates]
         for total in edit.gradients(stage)[ROOT]:
             heads = [i for i in of_loss if storages[i].freed and storages[i].bytes == storages[total].bytes]
-            if len(heads) == 1 and is_tied(edit, total):
+            if len(heads) == 1 and edit.is_tied(total):
                 storages[total].freed = storages[total].allocated
                 storages[heads[0]].freed = None
                 for _, events in edit.trace.segments:

@@ -93,6 +93,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record nothing of this tensor's storage."""
         self._ignore(tensor.untyped_storage())
 
+    def mark_hook(self) -> None:
+        """Mark where autograd is done with a gradient and runs its hooks."""
+        index = self._take(0)
+        self.trace.storages[index].of_hook = True
+        self._free(index)
+
     def holds(self, tensor: torch.Tensor, category: Category) -> None:
         """Say what the storage of `tensor` holds."""
         self.trace.storages[self._indices[tensor.untyped_storage()._cdata]].holds = category

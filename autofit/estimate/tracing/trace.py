@@ -192,8 +192,7 @@ def _fake_step(plan: BuildPlan, model: nn.Module, recorder: Recorder) -> Trainin
     module = LossModule(model, plan.loss, plan.evaluated_loss, masks_padding=plan.masks_padding, rows=rows)
     module.train()
     _register_residents(recorder, model, decoder_layers(model))
-    if updates_in_backward(plan.config):
-        _mark_gradients(recorder, module)  # before they are used up
+    _mark_gradients(recorder, module, in_backward=updates_in_backward(plan.config))  # before they are used up
     with unset_fake_temporarily():  # bitsandbytes computes its quantisation maps from numbers
         engine = engines.make_local(module, plan)
     if isinstance(engine.optimizer, UpdatesInBackward):
@@ -202,16 +201,19 @@ def _fake_step(plan: BuildPlan, model: nn.Module, recorder: Recorder) -> Trainin
     return TrainingStep(module, engine, plan)
 
 
-def _mark_gradients(recorder: Recorder, module: nn.Module) -> None:
-    """Tell the recorder of each gradient once it is there. That of a head comes when its loss is done."""
+def _mark_gradients(recorder: Recorder, module: nn.Module, *, in_backward: bool) -> None:
+    """Tell the recorder of each gradient once it is there. Where it is used up `in_backward`, that of a head comes when
+    its loss is done."""
 
     def arrived(parameter: torch.Tensor) -> None:
-        if recorder.place.layer == LOSS:
-            recorder.move(recorder.place.stage, AFTER)
-        assert parameter.grad is not None
-        recorder.holds(parameter.grad, Category.GRADIENTS)
+        recorder.mark_hook()
+        if in_backward:
+            if recorder.place.layer == LOSS:
+                recorder.move(recorder.place.stage, AFTER)
+            assert parameter.grad is not None
+            recorder.holds(parameter.grad, Category.GRADIENTS)
 
-    for parameter in module.parameters():
+    for parameter in filter(lambda p: p.requires_grad, module.parameters()):
         parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
 
