@@ -118,6 +118,9 @@ class TrainingStep:
                 for inputs, labels in self.module.rows.alone(row):
                     with self.precision():
                         total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
+        for module in self.engine.root.modules():
+            if hasattr(module, "reshard"):  # FSDP waits for a backward
+                module.reshard()
         return total / self.module.rows.targets(tokens)
 
     def plain_gradient_norm(self, row: torch.Tensor) -> float:
