@@ -89,11 +89,6 @@ class ReportedOutOfMemory(Document):
             return None
         return self.allocated_bytes + self.requested_bytes
 
-    def asks_for(self, numbers: int) -> bool:
-        """Whether what was asked for is so many numbers, in 16 bits or in fp32."""
-        requested_bytes = self.requested_bytes or 0
-        return numbers > 0 and any(abs(requested_bytes / (numbers * size) - 1) < 0.01 for size in (2, 4))
-
     @property
     def elsewhere_bytes(self) -> int:
         """What other processes hold of the card; 0 where that is not sure."""

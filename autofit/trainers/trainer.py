@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from autofit.core.errors import UsageError, unknown
@@ -118,12 +117,6 @@ def trainer_named(name: str) -> TrainerFiles:
     if name.lower() not in READERS:
         raise unknown("trainer", name, READERS)
     return READERS[name.lower()]
-
-
-def without_chunked_loss(trl_files: TrainerFiles) -> TrainerFiles:
-    """trl as it was before 1.7: Liger's loss was the way to do without all logits."""
-    table = {**trl_files.table, **{axis: training_arguments.TABLE[axis] for axis in ("loss", "kernels")}}
-    return replace(trl_files, reader=partial(trl.read, chunks_loss=False), table=table)
 
 
 def recognised(values: Mapping[str, Any]) -> TrainerFiles:

@@ -18,9 +18,8 @@ OF_SFT_CONFIG = frozenset(
 """Keys that SFTConfig alone has, in this version or an earlier one."""
 
 
-def read(keys: Keys, where: Where, *, chunks_loss: bool = True) -> Run:
-    """The loss is computed in chunks, the default from 1.7 on (`loss_type` of sft_config.py), or by an earlier trl as
-    transformers does."""
+def read(keys: Keys, where: Where) -> Run:
+    """The loss is computed in chunks, the default from 1.7 on (`loss_type` of sft_config.py)."""
     sharded = read_sharding(keys, where)
     method, adapters = _method(keys)
     dtype_key = "torch_dtype" if keys.text("dtype") is None and keys.text("torch_dtype") is not None else "dtype"
@@ -34,17 +33,11 @@ def read(keys: Keys, where: Where, *, chunks_loss: bool = True) -> Run:
     formats = {"auto": "bfloat16", **{name: name for name in ("float32", "bfloat16", "float16")}}
     loaded = keys.one_of(dtype_key, formats, stated or "float32")
     liger = args.liger(keys)
-    if chunks_loss:
-        if keys.flag("use_liger_kernel") and keys.mapping("liger_kernel_config").get("fused_linear_cross_entropy"):
-            raise UsageError(
-                "liger_kernel_config has fused_linear_cross_entropy: true, which trl refuses: leave it out"
-            )
-        if liger["loss"] == "fused":
-            keys.assume("trl has a chunked loss of its own in place of Liger's")
-        liger["loss"] = "chunked"
-    elif method != "full" or sharded.axes.get("sharding") == "ddp":
-        effect = "unknown" if method == "qlora" else "more"
-        keys.count_not("trl before 1.7", effect, "its formats of adapters, gradients of inputs or buckets of DDP")
+    if keys.flag("use_liger_kernel") and keys.mapping("liger_kernel_config").get("fused_linear_cross_entropy"):
+        raise UsageError("liger_kernel_config has fused_linear_cross_entropy: true, which trl refuses: leave it out")
+    if liger["loss"] == "fused":
+        keys.assume("trl has a chunked loss of its own in place of Liger's")
+    liger["loss"] = "chunked"
     size, accumulation = args.batch(keys)
     seq_len = _seq_len(keys)
     attention = args.attention(keys, "attn_implementation", keys.text("attn_implementation"))

@@ -18,13 +18,8 @@ from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.techniques.axes.precision import has_bf16
 from autofit.trainers.run import Run, Where
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import recognised, trainer_named, without_chunked_loss
+from autofit.trainers.trainer import recognised, trainer_named
 from autofit.trial.machine.detection import detect, requested_card
-
-OLDER_TRL = (
-    "the error asks for all logits at once, so trl is older than 1.7, which computes the loss in chunks: "
-    "upgrade it, or set use_liger_kernel: true"
-)
 
 
 def diagnose(path: Path, user: DiagnosisRequest) -> Diagnosis:
@@ -47,9 +42,6 @@ def read_case(path: Path, user: DiagnosisRequest) -> Case:
     if missing := [*_missing(user, trainer.read(file.values, where))]:
         raise UsageError("; ".join(missing))
     reader = RunReader(trainer=trainer, request=user, where=where, notes=notes)
-    older = replace(reader, trainer=without_chunked_loss(trainer), notes=(*notes, OLDER_TRL))
-    if trainer.name == "trl" and _shows_older(reader.read(file.values), older.read(file.values), reader):
-        reader = older
     return Case(file, reader).on_card()
 
 
@@ -80,11 +72,6 @@ def advised(case: Case, report: Callable[[int], None] = lambda done: None) -> Di
         in_script=scripted,
         notes_on_changes=(*(notes_on_adapters(case) if needs_words else ()), *notes_on_versions(helping)),
     )
-
-
-def _shows_older(run: Run, by_older: Run, reader: RunReader) -> bool:
-    """Whether a step has failed for logits that newer versions of trl never have at once, and older ones have."""
-    return (run.config["loss"], by_older.config["loss"]) == ("chunked", "full") and reader.shows_logits(run)
 
 
 def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple[str, ...]]:

@@ -128,22 +128,6 @@ class RunReader:
         not_counted = [NotCounted(key="tiled_mlp", effect=effect, because=because) for effect, because in others]
         return replace(run, config=config, not_counted=(*run.not_counted, *not_counted))
 
-    def logits(self, run: Run) -> int:
-        """How many logits a micro-batch has; 0 where the model or its sequences' length is not known."""
-        model, seq_len = self._model(run), self._seq_len(run)
-        if model is None or seq_len is None:
-            return 0
-        return run.config.number("micro_batch") * seq_len * shape(model).vocabulary_size
-
-    def shows_logits(self, run: Run) -> bool:
-        """Whether what the error asked for can only be the logits, in a forward pass. Where tokens and hidden states
-        are alike in number, gradients and states of the embedding have their size, too."""
-        failure, model = self.request.failure, self._model(run)
-        if failure is None or model is None or not failure.in_step or failure.phase not in (None, "forward"):
-            return False
-        embedding = shape(model).vocabulary_size * shape(model).hidden_size
-        return failure.asks_for(self.logits(run)) and not failure.asks_for(embedding)
-
     def _seq_len(self, run: Run) -> int | None:
         """Tokens of the longest sequence; None where neither the file nor the user says."""
         return run.seq_len if self.request.seq_len is None else self.request.seq_len

@@ -31,7 +31,7 @@ from autofit.operations.diagnosing.run_reader import RunReader
 from autofit.prediction.estimation import Estimation
 from autofit.trainers.run import Where
 from autofit.trainers.source_file import SourceFile
-from autofit.trainers.trainer import READERS, without_chunked_loss
+from autofit.trainers.trainer import READERS
 from tests import tiny
 from tests.jobs import model_in, tiny_model
 
@@ -319,7 +319,7 @@ def test_an_error_names_the_card_and_what_is_left_of_it(config: Path) -> None:
     result = without_advice(config, hardware="auto", model="smollm2-135m", traceback=ERROR)
     assert result.estimate.hardware == "rtx-4090" and result.failure is not None
     assert result.estimate.memory_limit_bytes == int(23.64 * GIB) - result.failure.elsewhere_bytes
-    assert "rtx-3090" in result.notes[0] and "is the error of this run?" in result.notes[-2]
+    assert "rtx-3090" in result.notes[0] and "the error shows 15.00 GiB" in result.notes[-2]
 
 
 def test_what_the_error_shows_beyond_the_prediction_is_counted(config: Path) -> None:
@@ -391,49 +391,6 @@ def test_a_checkpoint_that_exceeds_the_hosts_memory_is_noted(config: Path, in_sh
     small, enough = (replace(estimate, host_memory_bytes=estimate.saving_host_bytes + more) for more in (-1, 0))
     assert estimate.copied_bytes and not any("checkpoints" in note for note in notes_on_run(case, enough))
     assert any("checkpoints: saving one takes" in note for note in notes_on_run(case, small)) is not in_shards
-
-
-OF_BACKWARD = ERROR + '\n  File "/x/torch/autograd/graph.py", line 1, in _engine_run_backward\n'
-
-
-@pytest.mark.parametrize(("checkpoints", "doubts"), [(False, True), (True, False)])
-def test_an_error_after_a_phase_that_the_file_should_not_get_through_is_doubted(
-    config: Path, checkpoints: bool, doubts: bool
-) -> None:
-    text = AXOLOTL.replace("micro_batch_size: 8", "micro_batch_size: 64")
-    config.write_text(text + "gradient_checkpointing: true\nchunked_cross_entropy: true\n" * checkpoints)
-    asked: dict[str, Any] = {"model": "smollm2-135m", "memory_limit": "6GiB" if doubts else "23GiB"}
-    notes = without_advice(config, traceback=OF_BACKWARD.replace("12.00 GiB", "2.00 GiB"), **asked).notes
-    assert any("the forward phase before it should take" in note for note in notes) is doubts
-    assert any("may have had gradient_checkpointing: true" in note for note in notes) is doubts
-    assert sum("is the error of this run?" in note for note in notes) is int(doubts)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        (
-            "args.json",
-            '{"output_dir": "out", "per_device_train_batch_size": 64}',
-            "if your script checkpoints activations, add --also checkpointing=full",
-        ),
-        (
-            "sft.yaml",
-            "model_name_or_path: x\nstage: sft\nfinetuning_type: full\nper_device_train_batch_size: 64\n"
-            "disable_gradient_checkpointing: true\n",
-            "the run of the error may have had disable_gradient_checkpointing: false",
-        ),
-    ],
-)
-def test_checkpointing_that_would_explain_an_error_is_named_as_the_trainer_does(
-    tmp_path: Path, name: str, text: str, words: str
-) -> None:
-    """And of several figures that do not go together with the file, only one asks whose the error is."""
-    (tmp_path / name).write_text(text)
-    asked: dict[str, Any] = {"model": "smollm2-135m", "seq_len": 512, "memory_limit": "6GiB"}
-    notes = " ".join(without_advice(tmp_path / name, traceback=OF_BACKWARD.replace("12.", "92."), **asked).notes)
-    assert words in notes and "the forward phase before it should take" in notes and "the error shows 95.00" in notes
-    assert notes.count("is the error of this run?") == 1
 
 
 def test_an_error_of_another_card_sets_no_limit(config: Path) -> None:
@@ -563,59 +520,6 @@ def test_a_trainers_habits_are_part_of_the_answer(tmp_path: Path) -> None:
         "smollm2-135m", result.config, hardware="rtx-4090", seq_len=256, global_batch=2, advice=False
     )
     assert same.peak_allocated_bytes > plain.peak_allocated_bytes
-
-
-def test_logits_are_recognised_by_their_size(config: Path) -> None:
-    logits = 8 * 512 * 49152 * 4 / GIB
-    result = without_advice(config, model="smollm2-135m", traceback=ERROR.replace("3.00 GiB", f"{logits:.2f} GiB"))
-    assert any("are all logits at once: a fused loss has none" in note for note in result.notes)
-
-
-def test_logits_that_newer_trl_has_not_show_an_older_one(tmp_path: Path) -> None:
-    """They are counted as what a micro-batch has, not as what each step takes, and Liger's loss does without them."""
-    path = tmp_path / "sft.yaml"
-    path.write_text(TRL.replace("1.7B", "135M").replace("steps: 1", "steps: 2"))
-    logits = 4 * 512 * 49152 * 4 // MIB
-    error = ERROR.replace("3.00 GiB", f"{logits}.00 MiB").replace("12.00 GiB", "900.00 MiB")
-    result = without_advice(path, model="smollm2-135m", traceback=error, memory_limit="1500MiB")
-    assert result.run.config["loss"] == "full" and "trl is older than 1.7" in " ".join(result.notes)
-    assert ("trl before 1.7", "more") in [(part.key, part.effect) for part in result.run.not_counted]
-    assert not any("trl is taken to be" in note or "more are counted" in note for note in result.notes)
-    case = Case(SourceFile.read(path), replace(reader_of("trl", path), trainer=without_chunked_loss(READERS["trl"])))
-    fused = case.run.config.replace(loss="fused")
-    assert case.nearest_expressible(fused) == fused
-    assert case._reached[fused][0]["use_liger_kernel",] is True
-    other = without_advice(path, model="smollm2-135m", traceback=ERROR)
-    assert other.run.config["loss"] == "chunked" and not any("older than 1.7" in note for note in other.notes)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "width", "frame", "shows"),
-    [
-        (512, 4, 'File "/x/torch/nn.py", line 1, in forward', True),
-        (512, 4, 'File "/x/torch/optim/adamw.py", line 1, in _init_group', False),
-        (576, 4, 'File "/x/torch/nn.py", line 1, in forward', False),  # the embedding has as many numbers
-        (1152, 2, 'File "/x/torch/nn.py", line 1, in forward', False),  # and as many bytes, in fp32
-    ],
-)
-def test_only_a_forward_pass_shows_logits_and_only_where_nothing_else_has_their_size(
-    tmp_path: Path, tokens: int, width: int, frame: str, shows: bool
-) -> None:
-    path = tmp_path / "sft.yaml"
-    path.write_text(TRL_SMALL.replace("512", str(tokens)))
-    requested = f"{tokens * 49152 * width // MIB}.00 MiB"
-    error = f"  {frame}\n{ERROR}".replace("3.00 GiB", requested).replace("12.00 GiB", "900.00 MiB")
-    notes = " ".join(without_advice(path, model="smollm2-135m", traceback=error).notes)
-    assert ("older than 1.7" in notes, "are all logits at once" in notes) == (shows, shows)
-
-
-def test_all_logits_at_once_do_not_show_an_older_trl_whose_loss_has_none_either(tmp_path: Path) -> None:
-    path = tmp_path / "sft.yaml"
-    path.write_text(TRL_SMALL.replace("batch_size: 1", "batch_size: 4") + "use_liger_kernel: true\n")
-    error = ERROR.replace("3.00 GiB", f"{4 * 512 * 49152 * 4 // MIB}.00 MiB")
-    notes = " ".join(without_advice(path, model="smollm2-135m", traceback=error).notes)
-    assert "older than 1.7" not in notes and "are all logits at once, which this run never has" in notes
-    assert notes.count("is the error of this run?") == 1 and "more are counted" in notes
 
 
 def test_the_smallest_change_is_the_one_of_the_fewest_keys(tmp_path: Path) -> None:
