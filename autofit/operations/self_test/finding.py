@@ -78,6 +78,11 @@ def unfit(trial: Trial) -> Finding | None:
     return Finding(verdict=verdict, reason=reason, trials=(trial,))
 
 
+def no_estimate(predicted: Mapping[str, Any]) -> str:
+    """Why a check has failed whose trial was right, and for which the estimator had an error."""
+    return f"trained as it should, but was not predicted: {predicted['error']}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """One thing to find out."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,8 +23,6 @@ from autofit.trial.machine import device_lock
 from autofit.trial.machine.detection import version
 from autofit.trial.process.group_runner import tell_of_waiting
 
-GRACE_SECONDS = 15.0
-"""Beyond what it may take, for a check to come back by itself: ending a trial and starting a parent take seconds."""
 VARIABLES = (
     "ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA",
     "PYTORCH_ALLOC_CONF", "AUTOFIT_NVME_DIR",
@@ -47,7 +43,6 @@ def checks(kind: str) -> tuple[Check, ...]:
         *technique_checks.methods(),
         *((*techniques, *sizes) if kind == "cpu" else (*sizes, *techniques)),
         *technique_checks.slow_ones(),
-        size_checks.PREDICTIONS,
     )
 
 
@@ -128,21 +123,10 @@ def self_test(
 
 
 def _run(check: Check, tested: DeviceUnderTest, left_seconds: float) -> Finding:
-    """The check's finding, with the time that it took. What hangs in its thread past that time is ended."""
+    """The check's finding, with the time that it took. What it waits for has a deadline of its own."""
     started, may_take = time.monotonic(), max(0.0, min(left_seconds, check.most_seconds))
-    answers: queue.SimpleQueue[Finding] = queue.SimpleQueue()
-    threading.Thread(
-        target=lambda: answers.put(_answer(check, tested, started + may_take)),
-        name=f"autofit-{check.name}",
-        daemon=True,
-    ).start()
-    try:
-        finding = answers.get(timeout=may_take + GRACE_SECONDS)
-        cut = any(isinstance(trial.outcome, TimedOut) for trial in finding.trials)
-    except queue.Empty:
-        tested.close()
-        reason = f"hangs: no answer after {format_duration(may_take)}"
-        finding, cut = Finding(verdict=Verdict.FAILED, reason=reason), True
+    finding = _answer(check, tested, started + may_take)
+    cut = any(isinstance(trial.outcome, TimedOut) for trial in finding.trials)
     if cut and may_take < check.most_seconds:  # which says nothing of the check
         reason = f"cut by the time limit after {format_duration(may_take)}"
         finding = Finding(verdict=Verdict.NOT_RUN, reason=reason, trials=finding.trials)

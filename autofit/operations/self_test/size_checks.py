@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Measurement, OutOfMemory, TimedOut, Trial
+from autofit.core.outcome import Fits, OutOfMemory, TimedOut, Trial
 from autofit.core.units import MIB, format_bytes
 from autofit.core.workload import METHODS
 from autofit.estimate.memory.lower_bound import floor_bytes
-from autofit.operations.self_test.device_under_test import TINY, DeviceUnderTest
-from autofit.operations.self_test.finding import Check, Finding, Verdict, unfit
+from autofit.operations.self_test.device_under_test import DeviceUnderTest
+from autofit.operations.self_test.finding import Check, Finding, Verdict, no_estimate, unfit
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import Job, complete, unsupported
 
@@ -55,8 +54,9 @@ def _method(method: str, tested: DeviceUnderTest, until: float) -> Finding:
     if refused := _too_slow(trial) or unfit(trial):
         return refused
     return Finding(
-        verdict=Verdict.WORKS,
+        verdict=Verdict.FAILED if predicted.get("defect") else Verdict.WORKS,
         figure=f"{job.model.name}, {config['precision']}: {_figure(trial, predicted)}",
+        reason=no_estimate(predicted) if predicted.get("defect") else "",
         trials=(trial,),
         predicted=predicted,
     )
@@ -120,22 +120,6 @@ def _limits(tested: DeviceUnderTest, until: float) -> Finding:
     return Finding(verdict=Verdict.FAILED, figure=figure, reason=" | ".join(reasons), trials=trials)
 
 
-def _predictions(tested: DeviceUnderTest, until: float) -> Finding:
-    compared = [(f.trials[-1], f.predicted) for f in tested.findings.values() if f.predicted is not None]
-    if not compared:
-        return Finding(verdict=Verdict.NOT_RUN, reason="nothing was estimated")
-    made = [(trial, predicted) for trial, predicted in compared if "error" not in predicted]
-    gaps = [_memory_gap(t.measurement, p) for t, p in made if t.measurement and t.workload.model != TINY.name]
-    errors = sorted({str(predicted["error"]) for _, predicted in compared if predicted.get("defect")})
-    off = f"; memory at real sizes {min(gaps):+.1%} to {max(gaps):+.1%} off" if gaps else ""
-    return Finding(
-        verdict=Verdict.FAILED if errors else Verdict.WORKS,
-        figure=f"{len(made)} of {len(compared)} estimates made{off}",
-        reason=" | ".join(errors),
-        measured={"memory_gap_median": statistics.median(gaps)} if gaps else {},
-    )
-
-
 def _figure(trial: Trial, predicted: Mapping[str, Any]) -> str:
     """A real run's speed and its memory: seen by the driver, allocated, and predicted."""
     measured = trial.measurement
@@ -145,12 +129,8 @@ def _figure(trial: Trial, predicted: Mapping[str, Any]) -> str:
         figure += f", allocated {format_bytes(measured.peak_allocated_bytes)}"
     if "error" in predicted:
         return f"{figure}, not predicted ({predicted['error']})"
-    return f"{figure}, predicted {format_bytes(predicted['device_bytes'])} ({_memory_gap(measured, predicted):+.1%})"
-
-
-def _memory_gap(measured: Measurement, predicted: Mapping[str, Any]) -> float:
-    """Relative difference of the predicted from the driver-seen memory."""
-    return float(predicted["device_bytes"] / measured.device_bytes - 1.0)
+    gap = predicted["device_bytes"] / measured.device_bytes - 1.0
+    return f"{figure}, predicted {format_bytes(predicted['device_bytes'])} ({gap:+.1%})"
 
 
 LIMITS = Check(
@@ -160,9 +140,3 @@ LIMITS = Check(
     most_seconds=120.0,
 )
 """With what an earlier check measured."""
-PREDICTIONS = Check(
-    name="predictions",
-    shows="Whether the estimator works with these libraries, and how far off it is at real sizes.",
-    run=_predictions,
-)
-"""Sums up the estimates made for earlier checks; runs nothing."""

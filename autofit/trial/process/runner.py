@@ -29,6 +29,8 @@ LONGEST_WAIT_MS = 2**31 - 1
 GRACE_SECONDS = 120.0
 """How long after its child's time the fork server may be silent: after that it hangs itself, in the driver. What it
 imports before the child's time begins may take as long as both."""
+LISTENING_SECONDS = 600.0
+"""How long it may take to open a port, its imports included: these take a busy machine three minutes."""
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
@@ -105,7 +107,11 @@ class TrialRunner:
     def listen(self, address: str) -> int:
         """Have the fork server open a port at `address` for the next trial's ranks; its number. Raises `OSError`."""
         process = self.start()
-        answer = self._answer_to(process, {"listen": address})
+        try:
+            answer = self._answer_to(process, {"listen": address}, LISTENING_SECONDS)
+        except TimeoutError:
+            self.close()
+            raise
         if answer is None:
             raise OSError(self._parent_died(process).reason)
         if "error" in answer:
