@@ -18,7 +18,7 @@ from autofit.core.errors import AutofitError, EnvironmentLacks
 from autofit.core.units import GIB, format_bytes
 from autofit.planning.requests import WorkloadOptions
 from autofit.training.prerequisites import native_ops
-from autofit.trial.machine.detection import detect, unused_devices, version
+from autofit.trial.machine.detection import detect, version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,6 @@ def examine(
     checks = [
         package,
         Check(name="device", state="ok", found=found),
-        *(
-            Check(name="unused device", state="optional", found=gpu, remedy=remedy)
-            for gpu, remedy in (unused_devices() if hardware.kind == "cpu" else ())
-        ),
         *libraries(hardware, stack, offload=build_ops),
         *(_operation(name, build_ops, portable) for name in native_ops.operations() if stack.deepspeed is not None),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),

@@ -11,9 +11,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
@@ -42,11 +40,6 @@ OPTIONAL = (
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
 NVIDIA_NODES = Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu")
 """What NVIDIA's driver makes where it drives a device (Linux, and Jetson)."""
-PCI_DEVICES = Path("/sys/bus/pci/devices")
-_PCI_CLASSES = {"AMD": ("0x0380", "0x12"), "Intel": ("0x03",)}
-"""Beginnings of PCI class codes (include/linux/pci_ids.h): displays and, of AMD, processing accelerators, as which the
-MI300 counts. Those of Intel are no GPUs. AMD's of class 0x0300, with a screen, may be inside of a processor."""
-_PCI_VENDORS = {"0x1002": "AMD", "0x8086": "Intel"}
 
 
 def detect(device: str = "auto") -> tuple[Hardware, Stack]:
@@ -207,8 +200,6 @@ class _TorchBuild:
     """The CUDA version that it was built for."""
     hip: str | None
     """The ROCm version that it was built for."""
-    xpu: str | None = None
-    """The version of Intel's toolkit that it was built for."""
 
 
 def _torch_build() -> _TorchBuild:
@@ -216,7 +207,7 @@ def _torch_build() -> _TorchBuild:
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None, "torch is installed"
     names = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return _TorchBuild(version=names["__version__"], cuda=names.get("cuda"), hip=names.get("hip"), xpu=names.get("xpu"))
+    return _TorchBuild(version=names["__version__"], cuda=names.get("cuda"), hip=names.get("hip"))
 
 
 def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
@@ -238,8 +229,6 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
             )
         if not_loaded:
             _warn("an NVIDIA driver is installed, but not loaded (see nvidia-smi)")
-        for sentence, remedy in unused_devices():
-            _warn(f"{sentence}: {remedy}")
         return None
     first = devices.visible[0]
     others = [card for card in devices.visible if card.name != first.name]
@@ -271,32 +260,6 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         name += f"-{first.power_limit_watts}w"
     power_limit, profile = first.power_limit_watts, first.mig_profile
     return replace(hardware, name=name, power_limit_watts=power_limit, mig_profile=profile), devices.driver
-
-
-def unused_devices() -> Iterator[tuple[str, str]]:
-    """A sentence for each kind of GPU in this machine that the installed torch is not built for, with a remedy."""
-    build, gpu_counts = _torch_build(), _pci_gpus()
-    for maker, platform_name, is_built, remedy in (
-        ("AMD", "ROCm", build.hip, "make install TORCH_INDEX=<URL for your ROCm version>, see docs/install.md"),
-        ("Intel", "XPU", build.xpu, "a torch for XPU would use it; autofit does not measure trials there yet"),
-    ):
-        if maker in gpu_counts and is_built is None:
-            count = gpu_counts[maker]
-            gpus = f"{count} {maker} GPUs" if count > 1 else f"one {maker} GPU"
-            yield f"this machine has {gpus}, unused: torch {build.version} is not built for {platform_name}", remedy
-
-
-def _pci_gpus() -> Counter[str]:
-    """How many GPUs of AMD and Intel there are, without those inside of Intel's processors, which are on the first
-    bus; empty where the kernel lists none."""
-    counts: Counter[str] = Counter()
-    for device in PCI_DEVICES.glob("*"):
-        with suppress(OSError):
-            maker = _PCI_VENDORS.get((device / "vendor").read_text().strip())
-            is_inside = maker == "Intel" and device.name.startswith("0000:00:")
-            if maker is not None and not is_inside and (device / "class").read_text().startswith(_PCI_CLASSES[maker]):
-                counts[maker] += 1
-    return counts
 
 
 @cache

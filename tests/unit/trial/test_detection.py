@@ -15,7 +15,6 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import KIB, MIB
 from autofit.core.workload import digest
-from autofit.operations import doctor
 from autofit.trial.limits.threads import threads_per_rank
 from autofit.trial.machine import detection, instructions
 from autofit.trial.machine.detection import check_devices, cpu, detect
@@ -119,57 +118,6 @@ def test_torch_without_cuda_beside_a_card(monkeypatch: pytest.MonkeyPatch, devic
     ):
         detect(device)
     assert detect("cpu")[0].kind == "cpu"
-
-
-def pci_devices(monkeypatch: pytest.MonkeyPatch, folder: Path, *devices: tuple[str, str, str]) -> None:
-    """As if the kernel listed devices of these places, vendors and classes."""
-    for place, vendor, kind in devices:
-        (folder / place).mkdir(parents=True)
-        (folder / place / "vendor").write_text(f"{vendor}\n")
-        (folder / place / "class").write_text(f"{kind}\n")
-    monkeypatch.setattr(detection, "PCI_DEVICES", folder)
-
-
-INTEGRATED, NPU = ("0000:00:02.0", "0x8086", "0x030000"), ("0000:00:0b.0", "0x8086", "0x120000")
-NETWORK, ARC = ("0000:01:00.0", "0x8086", "0x020000"), ("0000:03:00.0", "0x8086", "0x030000")
-RADEON = ("0000:0c:00.0", "0x1002", "0x030000")
-"""With a screen, as those inside of processors."""
-MI300, MI210 = ("0001:05:00.0", "0x1002", "0x120000"), ("0001:06:00.0", "0x1002", "0x038000")
-
-
-@pytest.mark.parametrize(
-    ("devices", "hip", "words"),
-    [
-        ((MI300, MI210), None, ["2 AMD GPUs, unused: torch 2.13.0 is not built for ROCm", "make install TORCH_INDEX="]),
-        ((MI300,), None, ["one AMD GPU, unused"]),
-        ((MI300, NETWORK), "6.4", None),
-        ((ARC, INTEGRATED), None, ["one Intel GPU, unused: torch 2.13.0 is not built for XPU", "a torch for XPU"]),
-        ((INTEGRATED, NPU, NETWORK, RADEON), None, None),
-        ((), None, None),
-    ],
-    ids=str,
-)
-def test_a_gpu_for_which_torch_is_not_built_is_said_to_be_unused(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    devices: tuple[tuple[str, str, str], ...],
-    hip: str | None,
-    words: list[str] | None,
-) -> None:
-    built = detection._TorchBuild(version="2.13.0", cuda=None if hip else "13.0", hip=hip)
-    monkeypatch.setattr(detection, "_torch_build", lambda: built)
-    monkeypatch.setattr(detection, "_rocm", lambda: None)
-    pci_devices(monkeypatch, tmp_path / "pci", *devices)
-    install(monkeypatch)
-    detection._warn.cache_clear()
-    assert detect()[0].kind == "cpu"
-    logged = " ".join(record.getMessage() for record in caplog.records)
-    examined = doctor.examine(store=str(tmp_path / "store.db"), device="auto", with_ray=False, quick=True)
-    reported = [f"{check.found} {check.remedy}" for check in examined if check.name == "unused device"]
-    assert len(reported) == bool(words) == ("unused" in logged)
-    for word in words or ():
-        assert word in logged and word in reported[0]
 
 
 @pytest.mark.usefixtures("cuda_torch")
