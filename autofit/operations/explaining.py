@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autofit.core.document import Document
 from autofit.core.errors import UsageError
@@ -13,11 +13,8 @@ from autofit.core.units import format_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.calibration import why_not
-from autofit.prediction.estimation import calibrated
+from autofit.prediction.estimation import Estimation, calibrated
 from autofit.techniques import AXES, Job
-
-if TYPE_CHECKING:
-    from autofit.estimate.estimator import Estimator
 
 MOVES = (("method", "rank", "targets"), ("precision",), ("sharding", "offload"))
 """Groups of axes that change together; every other axis is a change by itself."""
@@ -62,7 +59,7 @@ class Explanation:
 
 
 class Comparison:
-    """Compares the memory that configs of one workload take on each device; all estimates share their traces.
+    """Compares the memory that configs of one workload take on each device.
 
     A config with `sharding=none` is estimated on one device, with as many sequences as each of several would get.
     """
@@ -77,7 +74,8 @@ class Comparison:
     ) -> None:
         """For a catalog card or this machine's device; nothing is traced yet."""
         self._calibration, self._limit = calibrated(options, hardware, memory_limit_bytes, store)
-        self._estimators: dict[int, Estimator] = {}
+        self._store = store
+        self._estimates: dict[Config, Estimate] = {}
 
     def explanation(self, before: Config, after: Config) -> Explanation:
         """Raises `UsageError` for a config that cannot be estimated, saying why."""
@@ -87,17 +85,15 @@ class Comparison:
 
     def estimate(self, config: Config) -> Estimate:
         """Raises `UsageError` for a config that cannot be estimated, saying why."""
-        from autofit.estimate.estimator import Estimator
-        from autofit.estimate.tracing.trace_cache import TraceCache
-
-        job = self._job_of(config)
-        if (reason := why_not(config, job)) is not None:
-            raise UsageError(reason)
-        devices = job.workload.devices
-        if devices not in self._estimators:
-            self._estimators[devices] = Estimator(job, self._calibration.rates, cache=TraceCache.of_user())
-        footprint = self._estimators[devices].footprint(config, memory_limit_bytes=self._limit)
-        return replace(self._calibration, job=job).estimate(footprint)
+        if config not in self._estimates:
+            if (reason := self.refused(config)) is not None:
+                raise UsageError(reason)
+            calibration = replace(self._calibration, job=self._job_of(config))
+            estimation = Estimation(
+                calibration=calibration, config=config, memory_limit_bytes=self._limit, store=self._store
+            )
+            self._estimates[config] = estimation.estimate()
+        return self._estimates[config]
 
     def refused(self, config: Config) -> str | None:
         """Why a config cannot be estimated; None if it can."""

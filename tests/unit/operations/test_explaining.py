@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,6 @@ from autofit.operations.explaining import Step
 from autofit.techniques import complete, parse
 
 COMMON = "checkpointing=full,micro_batch=1"
-NO_STORE = str(Path(__file__).with_name("no-store.db"))
 ONE = {"none": 16, "none,offload=optimizer": 2, "none,offload=params": 0, "none,offload=nvme": 0}
 """Bytes of weights, gradients and optimizer states per parameter on one device as an update begins, in mixed precision
 and with AdamW: fp32 throughout, and with the optimizer on the host 16-bit weights."""
@@ -56,7 +54,7 @@ def explained(before: str, after: str, *, devices: int = 2) -> Explanation:
 
 @cache
 def comparison(model: str, devices: int) -> Comparison:
-    return Comparison(options(model, devices), hardware="a100-80g", store=NO_STORE)
+    return Comparison(options(model, devices), hardware="a100-80g")
 
 
 def changes(found: Comparison, places: Iterable[str], training: str) -> Iterator[tuple[str, str, Step]]:
