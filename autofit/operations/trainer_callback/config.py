@@ -1,6 +1,7 @@
 """The job and the config of an ordinary run of a Trainer, read from its arguments and from the model that it trains.
 
-Nothing is guessed: what no axis can say, or nobody can see from here, is a `UsageError`.
+What no axis can say, or nobody can see from here, is a `UsageError`. What the script changes of the named model, of its
+optimizer's settings and of its adapters beside rank and targets is not compared: its trial is of its own command.
 """
 
 from __future__ import annotations
@@ -9,13 +10,10 @@ import os
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from autofit.catalog.models import VOLATILE_KEYS, Model, architecture, names
+from autofit.catalog.models import names
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config, Value
 from autofit.planning.requests import WorkloadOptions, hub_id
@@ -32,18 +30,6 @@ if TYPE_CHECKING:
 
 UNSEEN = frozenset({"use_cpu"})
 """Keys that say on which device a run is, which is known here."""
-OF_TOKENIZERS = VOLATILE_KEYS | {"pad_token_id"}
-"""Keys of an architecture that a Trainer changes to the tokenizer's, or that say how it was stored."""
-SAID_OF_ADAPTERS = frozenset(
-    {
-        *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "task_type", "peft_type"),
-        *("inference_mode", "base_model_name_or_path", "revision", "auto_mapping", "init_lora_weights", "use_rslora"),
-        *("peft_version", "runtime_config", "ensure_weight_tying"),
-    }
-)
-"""Fields of a LoRA configuration that axes say, or that change neither memory nor time."""
-STEPPED = frozenset({"params", "lr", "betas", "eps", "weight_decay"})
-"""Entries of an optimizer's groups that say nothing of the memory and time that a parameter's update takes."""
 LENGTH = "how long its sequences are is not known: say it, as in TrainerCallback(record=True, seq_len=2048)"
 SECRET_NAME = re.compile(
     r"(^-*|[.+]|(hf|hub|face|gh|auth|access|api|session|bearer|wandb)[._-]?)token$"
@@ -85,10 +71,9 @@ def options_of(args: TrainingArguments, model: Any, config: Config, seq_len: int
     )
 
 
-def job_of(options: WorkloadOptions, args: TrainingArguments, model: Any) -> Job:
-    """The job of a run on this machine. Raises `UsageError` for a model that is not what its name says."""
+def job_of(options: WorkloadOptions, args: TrainingArguments) -> Job:
+    """The job of a run on this machine. Raises `UsageError` for a model that is not found."""
     named, workload = options.resolve()
-    _check_same(unwrap(model).config.to_dict(), named)
     hardware, stack = detect(args.device.type)
     return Job(model=named, workload=workload, hardware=hardware, stack=stack)
 
@@ -104,7 +89,7 @@ def config_of(args: TrainingArguments, model: Any, optimizer: Any) -> Config:
     _check_optimizer(args, model, optimizer)
     _check_checkpointing(unwrap(model), run.config)
     _check_kernels(args, model)
-    values: dict[str, Value] = {**dict(run.config.items), **_method(args, model)}
+    values: dict[str, Value] = {**dict(run.config.items), **_method(model)}
     values["attention"] = _attention(unwrap(model))
     values["precision"] = _precision(args, model, str(values["method"]))
     return complete(values)
@@ -166,38 +151,17 @@ def _named(model: Any) -> str:
     return next((n for n in names() if hub_id(n).lower() == name.lower()), name)
 
 
-def _check_same(config: dict[str, Any], named: Model) -> None:
-    """Raise `UsageError` unless the trained model's `config` has the named one's architecture."""
-    expected = architecture(named).to_dict()
-    for key in sorted(expected.keys() & config.keys() - OF_TOKENIZERS):
-        if not key.startswith("_") and config[key] != expected[key]:
-            raise UsageError(f"its model has {key}={config[key]}, and {named.name} has {expected[key]}")
-
-
 def _check_optimizer(args: TrainingArguments, model: Any, optimizer: Any) -> None:
     """Raise `UsageError` unless the optimizer is the one that the arguments name, and updates all that is trained."""
-    import torch
     from transformers import Trainer
 
     own = getattr(optimizer, "optimizer", optimizer)  # inside of accelerate's
-    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args, model)
+    kind, _ = Trainer.get_optimizer_cls_and_kwargs(args, model)
     if type(own) is not kind:
         raise UsageError(f"its optimizer is a {type(own).__name__} of the script's own, and not what optim names")
-    named, given = _settings(kind([torch.nn.Parameter(torch.zeros(1))], **settings)), _settings(own)
-    for name in named:
-        if given[name] != named[name]:
-            raise UsageError(f"its {kind.__name__} has other settings than optim names: {name}")
     updated = {id(parameter) for group in own.param_groups for parameter in group["params"]}
     if updated != {id(parameter) for parameter in model.parameters() if parameter.requires_grad}:
         raise UsageError("its optimizer updates others than the weights that are trained")
-
-
-def _settings(optimizer: Any) -> dict[str, set[str]]:
-    """What decides an optimizer's states and updates: the values in its groups, and bitsandbytes' attributes."""
-    groups = [*optimizer.param_groups, vars(getattr(optimizer, "args", SimpleNamespace()))]
-    names = {name for group in groups for name in group} - STEPPED
-    of_groups = {name: {str(group[name]) for group in groups if name in group} for name in names}
-    return {**of_groups, "is_paged": {str(getattr(optimizer, "is_paged", None))}}
 
 
 def _check_checkpointing(base: Any, config: Config) -> None:
@@ -228,16 +192,10 @@ def _adapters(model: Any) -> Any:
     kind = getattr(adapters.peft_type, "value", adapters.peft_type)
     if kind != "LORA":
         raise UsageError(f"no axis says adapters of the kind {kind}")
-    from peft import LoraConfig
-
-    usual = LoraConfig()
-    for name in sorted(field.name for field in fields(usual)):
-        if name not in SAID_OF_ADAPTERS and getattr(adapters, name, None) != getattr(usual, name):
-            raise UsageError(f"no axis says {name} of its adapters")
     return adapters
 
 
-def _method(args: TrainingArguments, model: Any) -> dict[str, Value]:
+def _method(model: Any) -> dict[str, Value]:
     """The method and, of adapters, their rank and targets."""
     stored = getattr(unwrap(model).config, "quantization_config", None)
     four_bit = bool(getattr(model, "is_loaded_in_4bit", False))
@@ -247,8 +205,6 @@ def _method(args: TrainingArguments, model: Any) -> dict[str, Value]:
         if four_bit:
             raise UsageError("its weights are in 4 bits and it has no adapters")
         return {"method": "full"}
-    if four_bit:
-        _check_nf4(stored, args, model)
     from peft.tuners.lora import LoraLayer
 
     adapters = _adapters(model)
@@ -257,39 +213,9 @@ def _method(args: TrainingArguments, model: Any) -> dict[str, Value]:
         "trl",
     )
     targets = keys.targets("lora_target_modules")
-    _check_everywhere(model)
     for ignored in keys.not_counted:
         raise UsageError(f"no axis says the targets of its adapters ({ignored.because.partition(';')[0]})")
     return {"method": "qlora" if four_bit else "lora", "rank": int(adapters.r), "targets": targets}
-
-
-def _check_everywhere(model: Any) -> None:
-    """Raise `UsageError` unless each kind of module has adapters in all layers, and none but the layers has any."""
-    from peft.tuners.lora import LoraLayer
-
-    adapted, all_ = Counter[str](), Counter[str]()
-    for name, module in model.named_modules():
-        leaf, is_adapted = name.rpartition(".")[2], isinstance(module, LoraLayer)
-        if leaf != "base_layer" and (is_adapted or hasattr(module, "in_features") or hasattr(module, "num_embeddings")):
-            all_[leaf] += 1
-            adapted[leaf] += is_adapted
-        if is_adapted and "layers" not in name.split(".") and "h" not in name.split("."):
-            raise UsageError(f"no axis says adapters of {leaf}")
-    partly = [leaf for leaf, count in adapted.items() if 0 < count < all_[leaf]]
-    if partly:
-        raise UsageError(f"no axis says adapters in some layers: {partly[0]} has them in {adapted[partly[0]]}")
-
-
-def _check_nf4(stored: Any, args: TrainingArguments, model: Any) -> None:
-    """Raise `UsageError` for 4-bit weights that are not those of the axis, or whose products are wider."""
-    settings = stored if isinstance(stored, dict) else stored.to_dict()
-    trained = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
-    products = {{"bf16": "bfloat16", "fp16": "float16"}[_autocast(args)]} if _autocast(args) != "no" else trained
-    computes = str(settings.get("bnb_4bit_compute_dtype")).removeprefix("torch.")
-    if products != {computes}:
-        raise UsageError(f"no axis says products in {computes} beside its 4-bit weights (bnb_4bit_compute_dtype)")
-    if settings.get("bnb_4bit_quant_type") != "nf4" or not settings.get("bnb_4bit_use_double_quant"):
-        raise UsageError("no axis says its 4-bit weights: qlora has nf4 with double quantisation")
 
 
 def _attention(base: Any) -> str:
@@ -327,10 +253,6 @@ def _precision(args: TrainingArguments, model: Any, method: str) -> str:
     (dtype,) = trained
     if method == "full" and frozen:
         raise UsageError("no axis says which weights are trained: some are frozen, without adapters")
-    # A 4-bit base usually has its norms and embeddings in fp32 (peft's prepare_model_for_kbit_training).
-    if not frozen <= {autocast or dtype, *([torch.float32] if method == "qlora" else [])}:
-        formats = " and ".join(sorted(str(other).removeprefix("torch.") for other in frozen))
-        raise UsageError(f"no axis says its precision: frozen weights in {formats}, products in {autocast or dtype}")
     precision = names[dtype, autocast]
     return "tf32" if precision == "fp32" and args.device.type == "cuda" and _multiplies_in_tf32() else precision
 

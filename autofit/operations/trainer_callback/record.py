@@ -30,7 +30,7 @@ class RunRecord:
         """`held_bytes`: what the device showed before this process used it. Raises `UsageError`."""
         self._config: Config = config_of(args, model, optimizer)
         self._options: WorkloadOptions = options_of(args, model, self._config, seq_len)
-        self._job: Job = job_of(self._options, args, model)
+        self._job: Job = job_of(self._options, args)
         if args.device.type == "cuda" and held_bytes is None and nvml.own_bytes() is None:
             raise NotRecorded(
                 "its memory cannot be told from that of others: make the callback first, before TrainingArguments"

@@ -72,10 +72,6 @@ class Meter(ABC):
     def _restart_peak(self) -> None:
         """Restart the counters of peaks."""
 
-    def has_lost_a_peak(self) -> bool:
-        """Whether someone else has restarted the counters since they were last read here, outside of phases."""
-        return False
-
     @abstractmethod
     def mark(self) -> Any:
         """A point in the device's time."""
@@ -259,10 +255,6 @@ class CudaMeter(Meter):
 
     def _restart_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats()
-
-    def has_lost_a_peak(self) -> bool:
-        before = self._allocated
-        return self._book() < before
 
     def mark(self) -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

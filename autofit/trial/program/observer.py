@@ -55,8 +55,7 @@ class RunObserver:
         self._clock.begin()
 
     def step(self, tokens: int) -> None:
-        """An optimizer step was issued, on batches of so many tokens. Raises `NotRecorded`."""
-        self._check_peaks()
+        """An optimizer step was issued, on batches of so many tokens."""
         self._steps += 1
         in_use = self._meter.in_use() if len(self._in_use) < MOST_REPEATS else 0
         for seconds, (number, held, bytes_then) in self._clock.end_step((self._steps, tokens, in_use)):
@@ -71,9 +70,7 @@ class RunObserver:
             self._watch.follow(True)
 
     def interrupt(self) -> None:
-        """What has followed the last step, such as an evaluation, is no part of the next one's time: that is not timed.
-        Raises `NotRecorded`."""
-        self._check_peaks()
+        """What has followed the last step, such as an evaluation, is no part of the next one's time, which is not taken."""
         self._left_out.add(self._steps + 1)
 
     def end_epoch(self) -> None:
@@ -103,11 +100,6 @@ class RunObserver:
             seconds=time.monotonic() - self._began,
             device_state=self._watch.state(),
         )
-
-    def _check_peaks(self) -> None:
-        """Raise `NotRecorded` if the script has the device's counters of peaks begin anew."""
-        if self._meter.has_lost_a_peak():
-            raise NotRecorded("its script restarts the device's counters of peaks (torch.cuda.reset_peak_memory_stats)")
 
     def _check_full(self) -> None:
         """Raise `NotRecorded` unless the timed steps held what the workload says."""

@@ -145,8 +145,7 @@ def test_axolotls_tiles_of_mlps_are_not_counted_nor_advised(tmp_path: Path, adap
     assert [part.effect for part in run.not_counted if part.key == "tiled_mlp"] == [effect]
     file.write_text(text)
     whole = Case(SourceFile.read(file), reader_of("axolotl", file, request))
-    reached = whole.nearest_expressible(whole.run.config.replace(mlp="tiled"))
-    assert reached is None or reached == whole.run.config
+    assert whole.nearest_expressible(whole.run.config.replace(mlp="tiled")) is None
 
 
 def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, tmp_path: Path) -> None:

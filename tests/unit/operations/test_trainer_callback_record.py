@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes
 import pytest
 import torch
 from jobs import model_in, tiny_job
@@ -184,24 +183,20 @@ def test_adapters_are_told_with_rank_and_targets(
     )
 
 
-@pytest.mark.parametrize("doubly", [True, False])
-def test_four_bits_are_those_of_qlora_or_are_refused(
-    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, doubly: bool
+def test_four_bits_are_those_of_qlora(
+    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
     four_bits = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=doubly,
+        bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     base = prepare_model_for_kbit_training(loaded(folder, quantization_config=four_bits))
     model = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
-    first, *_ = train(tmp_path, caplog, model, bf16=True, activation_checkpointing=True)
-    if not doubly:
-        assert first.endswith("no axis says its 4-bit weights: qlora has nf4 with double quantisation")
-        return
+    train(tmp_path, caplog, model, bf16=True, activation_checkpointing=True)
     (trial,) = stored(store)
     expected = {
         "method": "qlora",
@@ -223,11 +218,6 @@ def checkpointed(model: Any) -> Any:
     return model
 
 
-def wider(model: Any) -> Any:
-    model.resize_token_embeddings(520)
-    return model
-
-
 def nameless(model: Any) -> Any:
     model.config._name_or_path = ""
     return model
@@ -238,7 +228,6 @@ def nameless(model: Any) -> Any:
     [
         (frozen_in_part, "some are frozen, without adapters"),
         (checkpointed, "checkpointing is on in its model, and its arguments say none"),
-        (wider, "its model has vocab_size=520, and tiny has 512"),
         (nameless, "its model does not say where it was loaded from"),
         (lambda model: model.half(), "trained weights in float16, autocast to None"),
     ],
@@ -289,18 +278,6 @@ def test_what_its_arguments_or_data_do_is_refused(
     assert not Path(store).exists()
 
 
-def amsgrad(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, amsgrad=True)
-
-
-def momentum_in_one_group(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD([{"params": parameters[:1], "momentum": 0.9}, {"params": parameters[1:]}], lr=0.1)
-
-
-def wide_states(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return bitsandbytes.optim.AdamW(parameters)
-
-
 def of_some(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters[1:], lr=0.1)
 
@@ -309,9 +286,6 @@ def of_some(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     ("optim", "make", "reason"),
     [
         ("adamw_torch", torch.optim.Adagrad, "is a Adagrad of the script's own, and not what optim names"),
-        ("adamw_torch", amsgrad, "its AdamW has other settings than optim names: amsgrad"),
-        ("sgd", momentum_in_one_group, "its SGD has other settings than optim names: momentum"),
-        ("adamw_8bit", wide_states, "its AdamW has other settings than optim names: optim_bits"),
         ("sgd", of_some, "its optimizer updates others than the weights that are trained"),
     ],
 )
@@ -386,16 +360,6 @@ def test_a_model_that_the_script_compiles_is_refused_and_has_no_hook(
     model.model.layers[0].compile(backend="eager")
     first, _ = train(tmp_path, caplog, model)
     assert "its model is compiled" in first and not model._forward_pre_hooks
-
-
-def test_adapters_in_some_layers_are_refused(
-    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    import peft
-
-    some = peft.LoraConfig(r=8, target_modules=r".*layers\.0\..*\.(q|k|v|o)_proj", task_type="CAUSAL_LM")
-    first, _ = train(tmp_path, caplog, peft.get_peft_model(loaded(folder), some))
-    assert "adapters in some layers" in first
 
 
 def test_a_store_that_fails_costs_a_line_and_no_run(

@@ -97,21 +97,3 @@ def test_a_meter_without_a_limit_leaves_the_allocators_alone(monkeypatch: pytest
     meter.reset()
     fake.use(allocated=1 * GIB)
     assert fake.allowed() == before and meter.reading().peak_allocated_bytes == 1 * GIB
-
-
-def test_a_peak_that_the_script_forgets_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install_cuda(monkeypatch)
-    monkeypatch.setattr(CudaMeter, "mark", lambda meter: 0.0)
-    monkeypatch.setattr(CudaMeter, "seconds", lambda meter, start, end: 1.0)
-    monkeypatch.setattr(observer, "meter_for", lambda kind, held_bytes, *, whole: CudaMeter())
-    run = started()
-    for gibibytes in (2, 1, 3):  # the second is not the peak
-        fake.use(allocated=gibibytes * GIB)
-        run.step(TOKENS)
-    fake.use(allocated=5 * GIB)  # an evaluation's
-    run.interrupt()
-    fake.use(allocated=1 * GIB)
-    torch.cuda.reset_peak_memory_stats()
-    fake.use(allocated=3 * GIB)
-    with pytest.raises(NotRecorded, match="counters of peaks"):
-        run.step(TOKENS)
