@@ -16,20 +16,17 @@ import typer
 from autofit import __version__
 from autofit.cli.commands import (
     answer,
-    axes,
     bench,
     db,
     diagnose,
     doctor,
     estimate,
-    probe,
+    listing,
     run,
     serve,
-    spaces,
     token,
     track,
 )
-from autofit.cli.commands import list as listing
 from autofit.cli.output import FULL, warn
 from autofit.core.distribution import not_installed, stranger
 from autofit.core.errors import AutofitError
@@ -45,11 +42,11 @@ app = typer.Typer(
 )
 for command in (
     *(run.search, run.trial, estimate.estimate, diagnose.diagnose, answer.frontier, answer.recommend),
-    *(listing.models, listing.hardware, doctor.doctor, axes.axes, probe.probe),
+    *(listing.models, listing.hardware, doctor.doctor, listing.axes, doctor.probe),
     *(serve.serve, serve.runner, track.track),
 ):
     app.command()(command)
-for name, group in {"spaces": spaces.group, "token": token.group, "db": db.group, "bench": bench.group}.items():
+for name, group in {"spaces": listing.group, "token": token.group, "db": db.group, "bench": bench.group}.items():
     app.add_typer(group, name=name)
 
 OF_VALUES = ("--config", "--explain", "--also")

@@ -36,7 +36,7 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
     import torch
 
     from autofit.probe.bench import Bench
-    from autofit.trial.limits.threads import threads_per_rank, use_threads
+    from autofit.trial.machine.cores import threads_per_rank, use_threads
 
     hardware = request["job"].hardware
     use_threads(threads_per_rank(hardware, None))

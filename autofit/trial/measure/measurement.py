@@ -16,15 +16,13 @@ from autofit.techniques.axes.batching import micro_batches, rows_per_sequence
 from autofit.techniques.axes.sharding import micro_steps_run
 from autofit.training.build import build
 from autofit.training.distributed.ranks import Ranks, join
-from autofit.trial.limits.threads import threads_per_rank, use_threads
+from autofit.trial.machine.cores import threads_per_rank, use_threads
 from autofit.trial.measure import process_memory
 from autofit.trial.measure.divergence import divergence, other_gradient
-from autofit.trial.measure.figures import measured
-from autofit.trial.measure.leak import may_leak
+from autofit.trial.measure.figures import MOST_REPEATS, is_settled, may_leak, measured
 from autofit.trial.measure.meter import meter_for
 from autofit.trial.measure.pace import Mixed, Pace, is_brief, least_repeats, makes_kernels, warm_ups
 from autofit.trial.measure.recording import memory_snapshot, write_profile
-from autofit.trial.measure.repeats import MOST_REPEATS, is_settled
 from autofit.trial.measure.steps import Steps
 from autofit.trial.process.classify import memory_failure
 from autofit.trial.process.events import Event, EventPipe

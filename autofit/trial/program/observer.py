@@ -12,10 +12,9 @@ from autofit.core.outcome import Fits
 from autofit.techniques import Job
 from autofit.trial.attempt import Attempt
 from autofit.trial.machine.watch import DeviceWatch
-from autofit.trial.measure.figures import measured
+from autofit.trial.measure.figures import MOST_REPEATS, measured
 from autofit.trial.measure.meter import meter_for
 from autofit.trial.measure.pace import WARM_UPS, least_repeats
-from autofit.trial.measure.repeats import MOST_REPEATS
 from autofit.trial.program.step_clock import StepClock
 
 LOOK_SECONDS = 5.0
@@ -70,7 +69,7 @@ class RunObserver:
             self._watch.follow(True)
 
     def interrupt(self) -> None:
-        """What has followed the last step, such as an evaluation, is no part of the next one's time, which is not taken."""
+        """What has followed the last step, such as an evaluation, is no part of the next one: that is not timed."""
         self._left_out.add(self._steps + 1)
 
     def end_epoch(self) -> None:

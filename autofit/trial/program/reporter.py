@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from autofit.core.outcome import PHASES, Diverged, Fits, Measurement, Outcome, OutOfMemory, Unsupported
 from autofit.core.units import format_bytes
 from autofit.trial.measure.divergence import not_finite
-from autofit.trial.measure.figures import measured
+from autofit.trial.measure.figures import MOST_REPEATS, is_settled, measured
 from autofit.trial.measure.pace import OVERFLOWS, Pace, TooSlow, least_repeats, warm_ups
-from autofit.trial.measure.repeats import MOST_REPEATS, is_settled
 from autofit.trial.process.classify import memory_failure
 from autofit.trial.process.events import Event, EventPipe
 from autofit.trial.program.environment import REPORT_TO

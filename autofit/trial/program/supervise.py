@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from autofit.core.errors import lines_of
 from autofit.core.outcome import Crashed, Outcome, Unsupported
 from autofit.core.units import GIB
-from autofit.trial.limits.threads import threads_per_rank
 from autofit.trial.machine import nvml
+from autofit.trial.machine.cores import threads_per_rank
 from autofit.trial.measure import process_memory
 from autofit.trial.process import classify
 from autofit.trial.process.child_process import adopt_orphans, die_with_parent, end_orphans, tail

@@ -15,8 +15,8 @@ from autofit.core.device.hardware import Hardware
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.units import KIB, MIB
 from autofit.core.workload import digest
-from autofit.trial.limits.threads import threads_per_rank
 from autofit.trial.machine import detection, instructions
+from autofit.trial.machine.cores import threads_per_rank
 from autofit.trial.machine.detection import check_devices, cpu, detect
 from autofit.trial.measure import process_memory
 

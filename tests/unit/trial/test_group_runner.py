@@ -19,7 +19,7 @@ from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listen
 from autofit.training.prerequisites.nvme import own_prefix
 from autofit.trial.limits.shared_memory import is_mapped
 from autofit.trial.machine.cores import threads
-from autofit.trial.measure.leak import LEAK_STEPS
+from autofit.trial.measure.figures import LEAK_STEPS
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival, TrialRequest

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from autofit.core.units import MIB
-from autofit.trial.measure.leak import LEAK_STEPS, leak, may_leak
+from autofit.trial.measure.figures import LEAK_STEPS, leak, may_leak
 
 FLOOR = 4 * MIB
 

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from autofit.trial.measure.repeats import relative_spread
+from autofit.trial.measure.figures import relative_spread
 
 
 def test_a_single_repeat_has_no_spread_and_equal_ones_have_none_at_all() -> None:

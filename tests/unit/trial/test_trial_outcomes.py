@@ -27,7 +27,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES, Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
 from autofit.core.units import MIB
 from autofit.techniques import complete
-from autofit.trial.measure.leak import LEAK_STEPS
+from autofit.trial.measure.figures import LEAK_STEPS
 from autofit.trial.measure.measurement import shares_of_a_step
 from autofit.trial.measure.pace import ONCE_SECONDS, Pace
 from autofit.trial.process import child_process, runner

@@ -24,8 +24,8 @@ from autofit.core.units import GIB
 from autofit.techniques import complete
 from autofit.techniques.job import ranks_per_host
 from autofit.training.distributed.rendezvous import LOOPBACK
-from autofit.trial.limits import threads
 from autofit.trial.limits.shared_memory import is_mapped
+from autofit.trial.machine import cores
 from autofit.trial.machine.detection import cpu
 from autofit.trial.machine.device_lock import GivenUp, held
 from autofit.trial.request import TrialRequest
@@ -184,9 +184,9 @@ def test_a_worker_with_another_autofit_runs_nothing(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("rank", "share"), [(0, 16), (1, 5), (2, 5), (3, 5)])
 def test_ranks_divide_the_cores_of_their_own_machine(rank: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 16)
+    monkeypatch.setattr(cores, "cores", lambda: 16)
     place = {"host": "10.0.0.1", "port": 1, "addresses": ["10.0.0.1", *["10.0.0.2"] * 3]}
-    assert threads.threads_per_rank(replace(cpu(), kind="cuda"), rendezvous_at(place, rank)) == share
-    assert threads.threads_per_rank(replace(cpu(), cores=16), rendezvous_at(place, rank)) == share
-    beside = threads.threads_per_rank(replace(cpu(), kind="cuda"), rendezvous_at(place, rank), sharing=8)
+    assert cores.threads_per_rank(replace(cpu(), kind="cuda"), rendezvous_at(place, rank)) == share
+    assert cores.threads_per_rank(replace(cpu(), cores=16), rendezvous_at(place, rank)) == share
+    beside = cores.threads_per_rank(replace(cpu(), kind="cuda"), rendezvous_at(place, rank), sharing=8)
     assert beside == 2, "other trials run on the machine's other devices"
