@@ -126,7 +126,6 @@ class Comparison:
 
 
 def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
-    """`config` with the values of `other` on the given axes."""
     values = {name: value for name, value in config.to_json().items() if name not in axes}
     return Config.of({**values, **{name: other[name] for name in axes if name in other}})
 

@@ -32,7 +32,6 @@ Entry = TypeVar("Entry")
 
 
 def _named(part: str, kind: str, entries: Mapping[str, Entry]) -> list[Entry]:
-    """The entries with `part` in their names; raises `UsageError` if there are none."""
     of_part = [entry for name, entry in entries.items() if part.lower() in name]
     if not of_part:
         raise unknown(kind, part, entries)

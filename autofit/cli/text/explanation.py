@@ -43,6 +43,5 @@ def step_text(step: Step) -> str:
 
 
 def _row(what: str, before: int, after: int) -> tuple[str, str, str, str]:
-    """Bytes of both, and their difference with its sign."""
     more = format_bytes(after - before)
     return what, format_bytes(before), format_bytes(after), f"+{more}" if after > before else more

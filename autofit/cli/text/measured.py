@@ -113,7 +113,6 @@ def trial_text(trial: Trial) -> str:
 
 
 def _so_far(outcome: Outcome) -> list[str]:
-    """What a trial had measured when it was ended, a line each."""
     if not isinstance(outcome, TimedOut):
         return []
     lines = [] if outcome.peak_bytes is None else [f"memory so far: {format_bytes(outcome.peak_bytes)}"]

@@ -50,7 +50,6 @@ def defects(report: Report) -> list[str]:
 
 
 def _remark(check: CheckResult) -> str:
-    """The figure, and the reason cut to a line."""
     finding = check.finding
     reason = finding.reason + (f" ({finding.remedy})" if finding.remedy else "")
     return "; ".join(filter(None, (finding.figure, reason if len(reason) <= 160 else reason[:157] + "...")))

@@ -95,7 +95,6 @@ def _with_reported_card(user: DiagnosisRequest) -> tuple[DiagnosisRequest, tuple
 
 
 def _missing(user: DiagnosisRequest, run: Run) -> Iterator[str]:
-    """What neither the file nor the user says, each with where to say it."""
     if requested_card(user.hardware) is None and detect()[0].kind == "cpu":
         yield "there is no GPU here: name the card with --hardware (`autofit hardware` lists them)"
     if user.model is None and run.model is None:

@@ -71,7 +71,6 @@ class RunReader:
         return replace(run, config=changed(run.config, self.request.also))
 
     def _source(self, run: Run) -> str | None:
-        """What names the model; None where neither the file nor the user does."""
         return run.model if self.request.model is None else self.request.model
 
     def _model(self, run: Run) -> Model | None:

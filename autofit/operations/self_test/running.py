@@ -134,7 +134,6 @@ def _run(check: Check, tested: DeviceUnderTest, left_seconds: float) -> Finding:
 
 
 def _answer(check: Check, tested: DeviceUnderTest, until: float) -> Finding:
-    """What the check shows, or why it shows nothing."""
     try:
         return check.run(tested, until)
     except NoTimeLeft as error:

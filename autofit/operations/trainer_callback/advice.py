@@ -95,7 +95,6 @@ def run_measurements(args: TrainingArguments, model: Any, script: str, store: st
 
 
 def _method(model: Any) -> str:
-    """What is trained of a model as peft and transformers mark it."""
     if not getattr(model, "peft_config", None):
         return "full"
     return "qlora" if getattr(model, "is_loaded_in_4bit", False) else "lora"

@@ -165,7 +165,6 @@ def _check_optimizer(args: TrainingArguments, model: Any, optimizer: Any) -> Non
 
 
 def _check_checkpointing(base: Any, config: Config) -> None:
-    """Raise `UsageError` where the model does otherwise than the arguments say."""
     is_on = any(getattr(module, "gradient_checkpointing", False) for module in base.modules())
     if is_on != (config["checkpointing"] != "none"):
         state = "on" if is_on else "off"

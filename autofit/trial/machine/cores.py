@@ -35,8 +35,7 @@ def threads_per_rank(hardware: Hardware, rendezvous: Rendezvous | None, *, shari
     trial where there are more; all of them for a process on its own. On the CPU they are those that the hardware was
     found to have.
 
-    Trials that update offloaded weights at the same time on all cores would take them from one another, and their times
-    would depend on what happens to run beside them.
+    Updates of offloaded weights run there: on all cores, those of several trials would take them from one another.
     """
     available = hardware.cores if hardware.kind == "cpu" else cores()
     return max(1, available // max(sharing, rendezvous.ranks_here if rendezvous is not None else 1))

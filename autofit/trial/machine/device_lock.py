@@ -109,7 +109,6 @@ def _open_lock(device: str) -> int | None:
 
 @cache
 def _warn_of_no_lock(folder: Path, reason: str) -> None:
-    """Log the warning once per process."""
     _log.warning("autofit: trials of other processes may run at the same time: no lock in %s (%s)", folder, reason)
 
 

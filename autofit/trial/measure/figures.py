@@ -66,9 +66,8 @@ def measured(
 def relative_spread(values: Sequence[float]) -> float | None:
     """Width of the 90 % confidence interval of the median, divided by the median; None for fewer than two values.
 
-    It says how well this process knows its own median, assuming independent values; a few that agree by chance still
-    give a wide interval. It leaves out what another process would add, and a machine that drifts from minute to minute:
-    `autofit.core.repeatability` learns those from configs that ran again.
+    It assumes independent values, and leaves out what another process or another minute would add: that is learned from
+    configs that ran again (`autofit.core.repeatability`).
     """
     if len(values) < 2:
         return None

@@ -242,7 +242,6 @@ class _TrialRun:
         return False
 
     def _is_beaten(self, step_seconds: float) -> bool:
-        """Whether a rival surely beats this repeat."""
         (device_bytes,) = self._ranks.largest([self._meter.reading().device_bytes])
         return self._request.is_beaten(int(device_bytes), step_seconds)
 

@@ -98,7 +98,6 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
 
 
 def _by_torchs_allocator(error: BaseException, phase: str) -> OutOfMemory | Crashed | None:
-    """The outcome for what torch's allocator of the device could not get."""
     import torch
 
     text = str(error)
@@ -114,7 +113,6 @@ def _by_torchs_allocator(error: BaseException, phase: str) -> OutOfMemory | Cras
 
 
 def _by_the_host(error: BaseException, phase: str, *, host_is_device: bool) -> OutOfMemory | None:
-    """The outcome for what the host's allocators could not get."""
     text, room = str(error), process_memory.room()
     ambiguous = _AMBIGUOUS.search(text) and room is not None and room < NO_ROOM_BYTES
     if not (isinstance(error, MemoryError) or _HOST.search(text) or ambiguous):
@@ -306,6 +304,5 @@ def _first_line(text: str) -> str:
 
 
 def _last_line(text: str, sign: re.Pattern[str]) -> str | None:
-    """The last line that has the sign."""
     lines = (line.strip()[:500] for line in reversed(text.splitlines()) if sign.search(line))
     return next(lines, None)

@@ -178,7 +178,6 @@ class Session:
                 self.succeed()
 
     def _end_timing(self, *, stopped_early: bool) -> None:
-        """Enough is known of the steps."""
         if not self.is_timed:
             self.is_timed, self._stopped_early = True, stopped_early
             self._events.send(Event(timing=False))
