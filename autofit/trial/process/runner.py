@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import select
 import subprocess
@@ -111,7 +110,7 @@ class TrialRunner:
             answer = self._answer_to(process, {"listen": address}, LISTENING_SECONDS)
         except TimeoutError:
             self.close()
-            raise
+            raise OSError("the trial's parent process does not answer") from None
         if answer is None:
             raise OSError(self._parent_died(process).reason)
         if "error" in answer:
@@ -127,7 +126,7 @@ class TrialRunner:
                 self._send(process, {"stop": {"interrupted": interrupted}})
 
     def _answer_to(
-        self, process: subprocess.Popen[str], line: dict[str, Any], patience_seconds: float = math.inf
+        self, process: subprocess.Popen[str], line: dict[str, Any], patience_seconds: float
     ) -> dict[str, Any] | None:
         """The fork server's answer; None if it died, or `close` was called meanwhile. Raises `TimeoutError` once it has
         said nothing for so long, not even that a child begins."""

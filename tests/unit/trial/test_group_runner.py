@@ -20,6 +20,7 @@ from autofit.training.prerequisites.nvme import own_prefix
 from autofit.trial.limits.shared_memory import is_mapped
 from autofit.trial.machine.cores import threads
 from autofit.trial.measure.figures import LEAK_STEPS
+from autofit.trial.process import runner as runners
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival, TrialRequest
@@ -175,6 +176,15 @@ def test_a_port_in_use_is_no_fault_of_the_config(pair: GroupRunner) -> None:
         outcome = pair._runners[0].attempt(tiny_request(rendezvous=place)).outcome
     assert isinstance(outcome, Crashed) and outcome.transient, outcome
     assert "the ranks cannot meet" in outcome.reason and "in use" in outcome.reason
+
+
+def test_a_parent_that_opens_no_port_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runners, "LISTENING_SECONDS", 0.01)  # less than its imports take
+    with GroupRunner(ranks=2) as group:
+        outcome = group.attempt(tiny_request()).outcome
+        assert group._runners[0]._process is None
+    assert isinstance(outcome, Crashed) and outcome.transient
+    assert outcome.reason == "the ranks cannot meet: the trial's parent process does not answer"
 
 
 def test_an_address_of_another_machine_is_no_fault_of_the_config(pair: GroupRunner) -> None:
