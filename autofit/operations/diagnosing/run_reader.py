@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,9 @@ from autofit.operations.diagnosing.diagnosis import DiagnosisRequest
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.helpful_changes import changed
 from autofit.techniques.axes.kernels import MODEL_TYPES, by_liger
+from autofit.techniques.axes.mlp import tile_count, why_whole
 from autofit.techniques.habits import TRAINERS
+from autofit.trainers.axolotl import TILE_TOKENS
 from autofit.trainers.run import NotCounted, Run, Where
 from autofit.trainers.trainer import TrainerFiles
 
@@ -57,11 +60,8 @@ class RunReader:
             key = next(key for key in values if "liger" in key)
             not_counted = NotCounted(key=key, effect="less", because=because)
             run = replace(run, config=run.config.without("kernels"), not_counted=(*run.not_counted, not_counted))
-        if run.config.get("mlp") == "tiled":
-            # They keep a further copy of an MLP's gradients where these are trained.
-            effect = "unknown" if run.config["method"] == "full" else "less"
-            not_counted = NotCounted(key="tiled_mlp", effect=effect, because="axolotl's own tiles")
-            run = replace(run, config=run.config.without("mlp"), not_counted=(*run.not_counted, not_counted))
+        if run.config.get("mlp") == "tiled" and model is not None:
+            run = self._with_known_tiles(run, model, values.get("tiled_mlp_num_shards"))
         if not self.request.also:
             return run
         if run.narrower is not None and self.request.also.get("precision") == "bf16":
@@ -108,6 +108,24 @@ class RunReader:
             return replace(run, config=run.config.replace(loss="chunked").without("kernels"))
         note = f"{key} does nothing here: {self.trainer.name} leaves Liger out for {model.name}"
         return replace(run, config=run.config.replace(loss="full").without("kernels"), notes=(*run.notes, note))
+
+    def _with_known_tiles(self, run: Run, model: Model, tiles: object) -> Run:
+        """The run with MLPs as a whole where trials cannot tile them; what it says of other tiles than theirs."""
+        seq_len = self._seq_len(run)
+        if seq_len is None:
+            return run
+        config, counted = run.config, tile_count(seq_len, shape(model).hidden_size)
+        has = tiles if isinstance(tiles, int) else math.ceil(seq_len / TILE_TOKENS)
+        others = []
+        if has == 1 or why_whole(config, model, seq_len=seq_len, lora_dropout=run.lora_dropout):
+            config = config.without("mlp")
+            others += [("less", "tiles of MLPs that trials do not have")] if has > 1 else []
+        elif has != counted:
+            others.append(("more" if has < counted else "less", f"{counted} tiles are counted, and it has {has}"))
+        if has > 1 and config["method"] == "full":
+            others.append(("more", "axolotl's tiles keep a further copy of an MLP's gradients"))
+        not_counted = [NotCounted(key="tiled_mlp", effect=effect, because=because) for effect, because in others]
+        return replace(run, config=config, not_counted=(*run.not_counted, *not_counted))
 
     def _seq_len(self, run: Run) -> int | None:
         """Tokens of the longest sequence; None where neither the file nor the user says."""

@@ -133,19 +133,27 @@ def test_another_fused_loss_than_ligers_never_means_all_logits(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("adapter", "effect"), [("adapter: lora\nlora_target_linear: true\n", "less"), ("", "unknown")]
+    ("model", "tiles", "mlp", "said"),
+    [
+        ("smollm2-135m", 4, "tiled", {}),
+        ("smollm2-135m", 2, "tiled", {"4 tiles are counted, and it has 2": "more"}),
+        ("smollm2-135m", 8, "tiled", {"4 tiles are counted, and it has 8": "less"}),
+        ("smollm2-135m", 1, None, {}),
+        ("pythia-160m", 4, None, {"tiles of MLPs that trials do not have": "less"}),
+    ],
 )
-def test_axolotls_tiles_of_mlps_are_not_counted_nor_advised(tmp_path: Path, adapter: str, effect: str) -> None:
+@pytest.mark.parametrize("adapter", ["adapter: lora\nlora_target_linear: true\n", ""])
+def test_tiles_of_mlps_are_counted_as_trials_have_them(
+    tmp_path: Path, model: str, tiles: int, mlp: str | None, said: dict[str, str], adapter: str
+) -> None:
     file = tmp_path / "config.yml"
-    text = f"base_model: x\nsequence_len: 2048\n{adapter}"
-    file.write_text(f"{text}tiled_mlp: true\ntiled_mlp_num_shards: 4\n")
-    request = DiagnosisRequest(hardware="b200", model="smollm2-135m")
-    run = Case(SourceFile.read(file), reader_of("axolotl", file, request)).run
-    assert "mlp" not in run.config
-    assert [part.effect for part in run.not_counted if part.key == "tiled_mlp"] == [effect]
-    file.write_text(text)
-    whole = Case(SourceFile.read(file), reader_of("axolotl", file, request))
-    assert whole.nearest_expressible(whole.run.config.replace(mlp="tiled")) is None
+    file.write_text(f"base_model: x\nsequence_len: 2048\ntiled_mlp: true\ntiled_mlp_num_shards: {tiles}\n{adapter}")
+    if not adapter and tiles > 1:
+        said = {**said, "axolotl's tiles keep a further copy of an MLP's gradients": "more"}
+    reader = reader_of("axolotl", file, DiagnosisRequest(hardware="b200", model=model))
+    run = Case(SourceFile.read(file), reader).run
+    assert run.config.get("mlp") == mlp
+    assert {part.because: part.effect for part in run.not_counted if part.key == "tiled_mlp"} == said
 
 
 def test_what_does_not_fit_is_told_what_to_change_in_its_own_file(config: Path, tmp_path: Path) -> None:
