@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autofit.core.prediction import Prediction
 
-ESTIMATOR_VERSION = 40
+ESTIMATOR_VERSION = 41
 """Incremented whenever a config's estimate changes: estimates stored before are then recomputed, and trials predicted
 before teach nothing (`is_current`)."""
 
