@@ -101,7 +101,7 @@ class TrialRequest(Document):
         the time that there is for it."""
         asked = None if self.asked is None else (self.asked[0], self.asked[1] + seconds)
         left = max(self.wait_seconds - seconds, 1.0)
-        return replace(self, asked=asked, deadline_seconds=min(self.deadline_seconds, left))
+        return replace(self, asked=asked, deadline_seconds=min(self.deadline_seconds, left), wait_seconds=left)
 
     def limit_seconds(self, *, earned: bool) -> float:
         """What the trial may take: more than its allowance only if it has earned that."""

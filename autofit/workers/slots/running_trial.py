@@ -32,13 +32,14 @@ class RunningTrial:
         """As the workers run it: with their own hardware and stack."""
         self.since = time.monotonic()
         self._worker, self._actors, self._queued_seconds = worker, actors, queued_seconds
-        document, ranks = request.after_waiting(queued_seconds).to_json(), len(actors)
+        ranks, left = len(actors), request.after_waiting(queued_seconds)
+        document = left.to_json()
         self._group = GroupAnswers(ranks=ranks)
         self._place: Any = None
         """Ray's reference to the place where the ranks meet; None for a single worker."""
         if ranks > 1:
             wheres = [actor.where.remote() for actor in actors]
-            self._place = actors[0].listen.remote(request.wait_seconds, *wheres)
+            self._place = actors[0].listen.remote(left.wait_seconds, *wheres)
         self.answers: dict[Any, int] = {
             actor.run.remote(document, self._place, rank): rank for rank, actor in enumerate(actors)
         }

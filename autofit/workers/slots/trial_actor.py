@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from socket import socket
@@ -113,24 +113,34 @@ class TrialActor:
         """Open the place on this machine where the next trial's ranks meet, once the devices of those that are on it
         are free; `ranks` are where all of them are, in their order. Other machines' devices are Ray's to share out.
         Raises `GivenUp` after `wait_seconds`."""
-        place = self._hold(wait_seconds, ranks)
-        return {**place, "port": self._runner.listen(place["host"])}
+        return self._hold(wait_seconds, ranks, self._runner.listen)
 
-    def _hold(self, wait_seconds: float, ranks: Sequence[tuple[str, list[str]]]) -> dict[str, Any]:
-        """Hold the devices of this machine's `ranks`; where all of them meet, but for the port."""
+    def _hold(
+        self, wait_seconds: float, ranks: Sequence[tuple[str, list[str]]], listen: Callable[[str], int]
+    ) -> dict[str, Any]:
+        """Hold the devices of this machine's `ranks`; where all of them meet, at the port that `listen` opens."""
         addresses = [address for address, _ in ranks]
         on_machine = [device for address, devices in ranks if address == addresses[0] for device in devices]
         self._held.close()
-        waited = self._held.enter_context(device_lock.held(on_machine, waiting=self._wait, most_seconds=wait_seconds))
-        self._waits_for = None
-        host = LOOPBACK if len(set(addresses)) == 1 else self.address()
-        return {"host": host, "addresses": addresses, "waited": waited}
+        with ExitStack() as holding:  # until there is a place to meet: without one no trial runs, which would let go
+            locks = device_lock.held(on_machine, waiting=self._wait, most_seconds=wait_seconds)
+            waited = holding.enter_context(locks)
+            self._waits_for = None
+            host = LOOPBACK if len(set(addresses)) == 1 else self.address()
+            port = listen(host)
+            self._held = holding.pop_all()
+        return {"host": host, "port": port, "addresses": addresses, "waited": waited}
 
     def listen_to_measure(self, wait_seconds: float, *ranks: tuple[str, list[str]]) -> dict[str, Any]:
         """As `listen`, for ranks that measure what goes between them."""
-        place = self._hold(wait_seconds, ranks)
-        self._listener = self._held.enter_context(listening(place["host"]))
-        return {**place, "port": self._listener.getsockname()[1]}
+        place = self._hold(wait_seconds, ranks, self._listen)
+        assert self._listener is not None
+        self._held.callback(self._listener.close)
+        return place
+
+    def _listen(self, host: str) -> int:
+        self._listener = listening(host)
+        return int(self._listener.getsockname()[1])
 
     def between(self, place: dict[str, Any], rank: int) -> dict[str, float] | str:
         """Bytes per second that this rank sends to those that meet in `place`, by collective; or why it cannot."""

@@ -268,6 +268,13 @@ def test_asking_is_the_first_writing_down(monkeypatch: pytest.MonkeyPatch) -> No
     assert request.seconds_since_asked == 0.0, "it was not written down"
 
 
+def test_what_was_waited_for_is_not_there_to_wait_for_again() -> None:
+    asked = tiny_request(deadline_seconds=900.0, wait_seconds=600.0)
+    queued = asked.after_waiting(500.0)
+    assert (queued.wait_seconds, queued.deadline_seconds) == (100.0, 100.0)
+    assert queued.after_waiting(60.0) == asked.after_waiting(560.0)
+
+
 def test_overhead_counts_from_the_asking(warm: TrialRunner) -> None:
     clock, now = tiny_request().to_json()["asked"]
     late = warm.attempt(tiny_request(timing_seconds=0.1, asked=(clock, now - 10_000.0))).outcome

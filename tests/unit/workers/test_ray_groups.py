@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -31,7 +32,9 @@ from autofit.trial.machine.device_lock import GivenUp, held
 from autofit.trial.request import TrialRequest
 from autofit.workers.cluster.demand import Demand, DeviceRequest
 from autofit.workers.ray_pool import RayPool
+from autofit.workers.slots import trial_actor
 from autofit.workers.slots.missing import MissingRequirements
+from autofit.workers.slots.running_trial import RunningTrial
 from autofit.workers.slots.slot import Slot, StartFailed
 from autofit.workers.slots.slot_set import SlotSet
 from autofit.workers.slots.trial_actor import TrialActor, rendezvous_at
@@ -159,6 +162,28 @@ def test_a_node_is_left_out_after_three_failed_starts_however_many_ranks_it_has(
         slots._refuse(slots.slots[0], StartFailed("Ray's worker failed", remedy="run it again"))
         left_out.append(set(wanted.left_out))
     assert left_out == [set(), set(), {"a"}]
+
+
+def test_ranks_wait_for_their_devices_as_long_as_the_queue_has_left() -> None:
+    actors = [MagicMock() for _ in range(2)]
+    RunningTrial(on_two(wait_seconds=600.0), actors, worker="a", queued_seconds=500.0)
+    assert actors[0].listen.remote.call_args.args[0] == 100.0
+    assert actors[1].run.remote.call_args.args[0]["wait_seconds"] == 100.0
+
+
+def test_devices_are_free_again_where_no_place_to_meet_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial does not run then, which would release them."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    actor = TrialActor("cpu")
+    actor.site(starts=False)
+    where = [(LOOPBACK, ["cpu"])] * 2
+    monkeypatch.setattr(actor._runner, "listen", MagicMock(side_effect=OSError("no port")))
+    monkeypatch.setattr(trial_actor, "listening", MagicMock(side_effect=OSError("no port")))
+    for meet in (actor.listen, actor.listen_to_measure):
+        with pytest.raises(OSError, match="no port"):
+            meet(60.0, *where)
+        with held(["cpu"], most_seconds=0.0):
+            pass
 
 
 def test_devices_are_held_while_ranks_measure_what_goes_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
