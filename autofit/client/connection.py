@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException, HTTPResponse
+from ipaddress import ip_address
 from types import MappingProxyType
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener, urlopen
 
 from autofit.core.errors import (
     AutofitError,
@@ -43,6 +44,8 @@ class Connection:
         if urlsplit(url).scheme not in ("http", "https"):
             raise UsageError(f"url {url!r} is not understood: write http://host:port or https://host")
         self._url, self._token = url.rstrip("/"), token
+        # No proxy can reach this machine's own addresses, whatever http_proxy says.
+        self._open = build_opener(ProxyHandler({})).open if _is_loopback(url) else urlopen
         _check_header("token", token or "")
 
     def ask(
@@ -81,7 +84,7 @@ class Connection:
             # Not for where the server may redirect to.
             request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         try:
-            with urlopen(request, timeout=seconds) as answer:
+            with self._open(request, timeout=seconds) as answer:
                 yield answer
         except HTTPError as error:
             with error:
@@ -99,6 +102,13 @@ class Connection:
 
     def _unreachable(self, what: str) -> Unreachable:
         return Unreachable(f"the server at {self._url} {what}", remedy="start autofit serve there, or set AUTOFIT_URL")
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def _check_header(name: str, value: str) -> None:

@@ -307,6 +307,17 @@ def test_a_server_that_cannot_be_reached_is_said() -> None:
         Client(f"http://127.0.0.1:{port}").models()
 
 
+def test_no_proxy_stands_before_this_machine(client: Client, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:{1}".format(*listening.getsockname()))
+    assert Client().models()
+    with pytest.raises(Unreachable, match="refused"):  # by the proxy
+        Client("http://example.invalid").models()
+
+
 @pytest.mark.parametrize("secret", ["ключ", "a\nb", "a\0b"])
 def test_what_no_header_can_hold_is_said(client: Client, secret: str) -> None:
     with pytest.raises(UsageError, match="Idempotency-Key"):

@@ -120,7 +120,9 @@ def search_over_hardware(
         try:
             for name in dict.fromkeys(names):
                 search_id = submit(replace(request, hardware=name), store)
-                submitted.append(Standing(hardware=name, search_id=search_id))
+                # A card with a power limit is searched as that card: both names together mean one search.
+                if all(search_id != standing.search_id for standing in submitted):
+                    submitted.append(Standing(hardware=name, search_id=search_id))
             _drive(submitted, request, store, report)
         except BaseException:
             _withdraw(campaign_id, submitted, store)

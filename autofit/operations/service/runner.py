@@ -34,6 +34,8 @@ STACK = "*** StackTrace Information ***"
 """What Ray says before the addresses with which it ends a process whose head it has lost: the reason stands above."""
 MOST_DEATHS = 5
 """A search whose driver has died is driven again, but not for ever: something in it may kill every driver."""
+CHUNK_BYTES = 65536
+"""How much of what a driver has written is read at a time."""
 NOTICE = b"autofit: "
 """How a line begins that a driver writes for people: that it waits its turn, that it leaves a node out."""
 
@@ -217,8 +219,10 @@ def running(runners: Sequence[Runner]) -> Iterator[list[Exception]]:
 
 def _pass_on(errors: IO[str], position: int) -> int:
     """Log the notices after `position`, and return the new one. The file's own offset, the driver's, must not move."""
-    written = os.pread(errors.fileno(), 65536, position)
-    lines = written[: written.rfind(b"\n") + 1]
+    written = os.pread(errors.fileno(), CHUNK_BYTES, position)
+    whole = written.rfind(b"\n") + 1
+    # A line that is longer is passed on in parts, or nothing after it ever would be.
+    lines = written if not whole and len(written) == CHUNK_BYTES else written[:whole]
     for line in lines.splitlines():
         if line.startswith(NOTICE):
             _log.warning("%s", line.decode(errors="replace"))

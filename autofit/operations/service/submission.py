@@ -43,7 +43,7 @@ def from_json(document: Mapping[str, Any], **driven: Any) -> SearchRequest:
     return SearchRequest(
         workload=WorkloadOptions(**named),
         goal=Goal.of(document["method"], document["min_rank"], document["allow"]),
-        **{name: document[name] for name in _PLAIN},
+        **{name: document[name] for name in _PLAIN if name in document},  # an older version may have queued it
         **driven,
     )
 

@@ -25,11 +25,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from autofit.core.outcome import Crashed, Fits, OutOfMemory
 from autofit.core.units import MIB
@@ -220,37 +220,51 @@ class ForkServer:
         return nvml.why_unreachable() if self._had_device else None
 
     def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> ChildProcess:
-        output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child runs)
-        read_end, write_end = os.pipe()
-        inherited = [write_end]
-        if self._listener is not None:
-            inherited.append(self._listener.fileno())
-            data = {**data, "listener": self._listener.fileno()}
-        if self._spawn:
-            module = "autofit.trial.process.child"
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, self._entry, str(write_end), str(asked_at)],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env={**os.environ, **environment},
-                close_fds=True,
-                pass_fds=inherited,
-                start_new_session=True,
-            )
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(json.dumps(data).encode())
-            pid = process.pid
-            process.returncode = 0  # waited for by pid here, not by Popen
-        else:
-            pid = os.fork()
-            if pid == 0:
-                os.close(read_end)
-                os.environ.update(environment)
-                self._become_child(data, write_end, output.fileno(), asked_at)
+        with contextlib.ExitStack() as unless_started:
+            output = unless_started.enter_context(tempfile.TemporaryFile())
+            read_end, write_end = os.pipe()
+            for end in (read_end, write_end):
+                unless_started.callback(os.close, end)
+            inherited = [write_end]
+            if self._listener is not None:
+                inherited.append(self._listener.fileno())
+                data = {**data, "listener": self._listener.fileno()}
+            if self._spawn:
+                pid = self._spawned(data, inherited, output, asked_at, environment)
+            else:
+                pid = os.fork()
+                if pid == 0:
+                    os.close(read_end)
+                    os.environ.update(environment)
+                    self._become_child(data, write_end, output.fileno(), asked_at)
+            unless_started.pop_all()
         os.close(write_end)
         return ChildProcess(pid=pid, events=read_end, output=output)
+
+    def _spawned(
+        self,
+        data: Mapping[str, Any],
+        inherited: Sequence[int],
+        output: IO[bytes],
+        asked_at: float,
+        environment: Mapping[str, str],
+    ) -> int:
+        """The number of a child that is started anew, with the `inherited` descriptors, the events' first."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "autofit.trial.process.child", self._entry, str(inherited[0]), str(asked_at)],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment},
+            close_fds=True,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(json.dumps(data).encode())
+        process.returncode = 0  # waited for by pid here, not by Popen
+        return process.pid
 
     def _become_child(self, data: Mapping[str, Any], events: int, output: int, asked_at: float) -> NoReturn:
         """In the forked child: start its own session, send output to a file, then call the entry function."""

@@ -116,6 +116,14 @@ def test_what_is_asked_reaches_the_runner(client: TestClient, store: Store) -> N
     assert (request.max_trials, request.space, request.thorough, request.store) == (3, "smoke", True, "there")
 
 
+def test_what_an_older_version_has_queued_can_be_driven(client: TestClient, store: Store) -> None:
+    """It knew fewer options: these have their usual values."""
+    search = store.search(start(client)["search_id"])
+    assert search is not None
+    asked = {name: value for name, value in search.request["asked"].items() if name not in ("predict", "thorough")}
+    assert from_json(asked) == from_json(search.request["asked"])
+
+
 def test_an_answer_is_told(client: TestClient, store: Store) -> None:
     search_id = start(client)["search_id"]
     lease = claimed(store)

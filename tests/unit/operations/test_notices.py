@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from autofit.operations.service.runner import _pass_on
+from autofit.operations.service.runner import CHUNK_BYTES, _pass_on
 
 
 def test_notices_are_passed_on_once_and_in_whole_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -21,3 +21,13 @@ def test_notices_are_passed_on_once_and_in_whole_lines(caplog: pytest.LogCapture
         position = _pass_on(errors, position)
         assert _pass_on(errors, position) == position
         assert caplog.messages[1:] == ["autofit: a node is left out"]
+
+
+def test_a_line_of_any_length_holds_no_later_notice_back(caplog: pytest.LogCaptureFixture) -> None:
+    with tempfile.TemporaryFile("w+") as errors:
+        print("." * (2 * CHUNK_BYTES), file=errors)
+        print("autofit: a node is left out", file=errors, flush=True)
+        position = 0
+        for _ in range(3):
+            position = _pass_on(errors, position)
+    assert caplog.messages == ["autofit: a node is left out"]

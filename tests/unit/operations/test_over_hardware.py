@@ -103,6 +103,25 @@ def test_a_card_is_told_as_it_was_found_and_priced_as_it_was_asked_for(
     assert entry["hardware"] == "h100-80g-350w" and entry["cost_per_million_tokens"] == pytest.approx(9 / 32.4)
 
 
+def test_a_card_asked_for_by_two_names_is_searched_and_told_once(
+    request_: SearchRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with and without its power limit."""
+    driven: list[str] = []
+    looks: list[int] = []
+
+    def drive(store: Store, lease: Lease, name: str) -> None:
+        driven.append(name)
+        made_drive(store, lease, name)
+
+    with Store.open(request_.store) as store:
+        store.queue.announce(replace(HARDWARE, name="h100-80g-500w"))
+    drives(monkeypatch, drive)
+    result = search_over_hardware(request_, ["h100-80g", "h100-80g-500w"], lambda all_: looks.append(len(all_)))
+    assert driven == ["h100-80g"] and set(looks) == {1}
+    assert [entry["hardware"] for entry in result.to_json({})["by_hardware"]] == ["h100-80g"]
+
+
 def test_a_search_that_failed_says_so_beside_what_earlier_trials_have_shown(
     request_: SearchRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -222,6 +223,23 @@ def test_a_full_disk_is_no_fault_of_the_config(monkeypatch: pytest.MonkeyPatch) 
         outcome = started.attempt(tiny_request()).outcome
         assert isinstance(outcome, Crashed) and outcome.transient
         assert "/nowhere" in outcome.reason
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_child_that_cannot_be_started_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, commands: Commands, anew: bool
+) -> None:
+    def refused(*_: object, **__: object) -> int:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    server = ForkServer("entries:none")
+    server._spawn = anew
+    monkeypatch.setattr(os, "fork", refused)
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    before = set(os.listdir("/proc/self/fd"))
+    outcome = server.run(tiny_request(), commands).outcome
+    assert isinstance(outcome, Crashed) and outcome.transient and "temporarily unavailable" in outcome.reason
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_fork_server_that_cannot_start_is_no_fault_of_the_config() -> None:
