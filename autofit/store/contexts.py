@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, bindparam, case, func, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, case, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from autofit.store.tables import OF_CONTEXT, ContextRow, HardwareRow, TrialRow, WorkloadRow, table_of
@@ -68,21 +67,11 @@ def version(connection: Connection, hardware_key: str | None, workload_key: str 
     return ".".join(f"{row.version}-{row.last_trial_id}" for row in rows)
 
 
-def versions(connection: Connection, *conditions: ColumnElement[bool]) -> list[tuple[Context, str]]:
-    """Every context that meets the conditions, with its version."""
+def versions(connection: Connection) -> list[tuple[Context, str]]:
+    """Every context, with its version."""
     columns = [getattr(ContextRow, name) for name in OF_CONTEXT]
-    rows = connection.execute(select(ContextRow.version, *columns).where(*conditions))
+    rows = connection.execute(select(ContextRow.version, *columns))
     return [((*keys,), str(raised)) for raised, *keys in rows]
-
-
-def outcomes(connection: Connection, *conditions: ColumnElement[bool]) -> dict[Context, Counter[str]]:
-    """How many trials of each outcome every context has whose trials meet the conditions."""
-    columns = [getattr(TrialRow, name) for name in OF_CONTEXT]
-    counted = select(*columns, TrialRow.outcome, func.count()).where(*conditions).group_by(*columns, TrialRow.outcome)
-    found: dict[Context, Counter[str]] = {}
-    for *keys, outcome, count in connection.execute(counted):
-        found.setdefault((*keys,), Counter())[outcome] = count
-    return found
 
 
 def stacks(connection: Connection, hardware_key: str, workload_key: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -23,7 +22,6 @@ from autofit.core.workload import Workload
 from autofit.store import attempts, contexts, ranking
 from autofit.store.access import Access
 from autofit.store.caches import Estimates, Probes
-from autofit.store.contexts import Context
 from autofit.store.database import schema
 from autofit.store.database.address import Address
 from autofit.store.database.engine import ROWS_AT_ONCE, Database, to_text
@@ -33,7 +31,7 @@ from autofit.store.searches.lease import Lease, is_held
 from autofit.store.searches.queue import SearchQueue
 from autofit.store.searches.search import Search
 from autofit.store.searches.search import read as read_search
-from autofit.store.tables import OF_CONTEXT, ContextRow, SearchRow, TrialRow, WorkloadRow
+from autofit.store.tables import OF_CONTEXT, SearchRow, TrialRow, WorkloadRow
 
 T = TypeVar("T")
 RANKINGS = 200
@@ -91,7 +89,6 @@ class Store:
         self._database = database
         self._reader = Reader()
         self._rankings: Callable[..., Newest[Ranking | None]] = lru_cache(maxsize=RANKINGS)(lambda **_: Newest())
-        self._outcomes: dict[Context, tuple[str, Counter[str]]] = {}
         self._between: Callable[[str], Newest[float]] = lru_cache(maxsize=RANKINGS)(lambda _: Newest())
         self.queue = SearchQueue(database)
         """Changes searches."""
@@ -199,36 +196,15 @@ class Store:
 
     def count(self, *, outcome: str | None = None, **conditions: Unpack[OfContexts]) -> int:
         """How many trials meet every given condition, all attempts. Raises `TypeError` for one that there is not."""
-        counts = self.outcomes(**conditions)
-        return counts.total() if outcome is None else counts[outcome]
-
-    def outcomes(self, **conditions: Unpack[OfContexts]) -> Counter[str]:
-        """How many trials there are of each outcome; those of a context are counted anew once it has changed.
-        Raises `TypeError` for a condition that there is not."""
         _check(conditions, OfContexts)
+        clauses = _where({**conditions, "outcome": outcome})
+        counted = select(func.count()).select_from(TrialRow).where(*clauses)
+        return self._database.fetch(lambda c: c.scalars(counted).one())
 
-        def work(connection: Connection) -> Counter[str]:
-            versions = dict(contexts.versions(connection, *_of_contexts(conditions, ContextRow)))
-            counts = {
-                context: kept[1]
-                for context, version in versions.items()
-                if (kept := self._outcomes.get(context)) is not None and kept[0] == version
-            }
-            changed = versions.keys() - counts.keys()
-            if 2 * len(changed) > len(versions):  # one statement for all
-                found = contexts.outcomes(connection, *_of_contexts(conditions, TrialRow))
-            else:
-                found = {}
-                for context in changed:
-                    hardware, stack, workload = context
-                    keys = OfContexts(hardware_key=hardware, stack_key=stack, workload_key=workload)
-                    found |= contexts.outcomes(connection, *_of_contexts(keys, TrialRow))
-            for context in changed:
-                counts[context] = found.get(context, Counter())
-                self._outcomes[context] = versions[context], counts[context]
-            return sum(counts.values(), Counter())
-
-        return self._database.fetch(work)
+    def outcomes(self) -> dict[str, int]:
+        """How many trials there are of each outcome."""
+        counted = select(TrialRow.outcome, func.count()).group_by(TrialRow.outcome)
+        return self._database.fetch(lambda c: {outcome: count for outcome, count in c.execute(counted)})
 
     def stream(self) -> Iterator[Trial]:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
@@ -352,7 +328,7 @@ def _check(conditions: OfContexts, kind: type[OfContexts]) -> None:
 
 
 def _where(conditions: Conditions) -> list[ColumnElement[bool]]:
-    clauses = _of_contexts(conditions, TrialRow)
+    clauses = _of_contexts(conditions)
     values = {name: conditions.get(name) for name in ("outcome", "search_id")}
     clauses += [getattr(TrialRow, name) == value for name, value in values.items() if value is not None]
     if conditions.get("own_step"):
@@ -360,10 +336,10 @@ def _where(conditions: Conditions) -> list[ColumnElement[bool]]:
     return clauses
 
 
-def _of_contexts(conditions: OfContexts, rows: type[TrialRow] | type[ContextRow]) -> list[ColumnElement[bool]]:
+def _of_contexts(conditions: OfContexts) -> list[ColumnElement[bool]]:
     workload, model = conditions.get("workload") or {}, conditions.get("model")
     keys = {name: conditions.get(name) for name in OF_CONTEXT}
-    clauses = [getattr(rows, name) == value for name, value in keys.items() if value is not None]
+    clauses = [getattr(TrialRow, name) == value for name, value in keys.items() if value is not None]
     of_workload = [
         WorkloadRow.body[name].as_float() == float(value)
         if isinstance(value, int | float)
@@ -373,5 +349,5 @@ def _of_contexts(conditions: OfContexts, rows: type[TrialRow] | type[ContextRow]
     if model is not None:  # databases refuse to compare with what they cannot hold
         of_workload.append(WorkloadRow.model == model if is_storable(model) else false())
     if of_workload:
-        clauses.append(rows.workload_key.in_(select(WorkloadRow.key).where(*of_workload)))
+        clauses.append(TrialRow.workload_key.in_(select(WorkloadRow.key).where(*of_workload)))
     return clauses
