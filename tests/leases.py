@@ -37,14 +37,6 @@ def expire(store: Store) -> None:
         connection.execute(text("UPDATE searches SET lease_expires_at = 0 WHERE state = 'running'"))
 
 
-def long_ago(store: Store) -> None:
-    """Let days pass since all that has happened in searches, but for the leases."""
-    with store._database.write() as connection:
-        for table, column in (("events", "at"), ("searches", "ended_at")):
-            earlier = f"UPDATE {table} SET {column} = '2026-01-01T00:00:00+00:00' WHERE {column} IS NOT NULL"
-            connection.execute(text(earlier))
-
-
 def a_gone_process() -> str:
     """The owner that a process of this machine was which has ended."""
     return f"{platform.node()}:{2**22 + 1}:{pid_namespace()}-0"  # above Linux's largest

@@ -46,9 +46,9 @@ def start(request: Request, given: Fields, store: OpenedStore, models: Models, t
 
 
 @ROUTES.get("/searches/{search_id}")
-def search_page(request: Request, search: StoredSearch, store: OpenedStore, models: Models) -> Response:
+def search_page(request: Request, search: StoredSearch, models: Models) -> Response:
     template = "_search_state.html" if is_partial(request) else "search.html"
-    return render(request, template, **_values(search, SearchState.of(search, store, models)))
+    return render(request, template, **_values(search, SearchState.of(search, models)))
 
 
 @ROUTES.post("/searches/{search_id}/cancel", dependencies=[RUN])

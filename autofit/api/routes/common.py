@@ -15,7 +15,6 @@ from autofit.api.middleware.access import Needs
 from autofit.api.schema.documents import ProblemAnswer
 from autofit.catalog.models import names
 from autofit.core.errors import unknown
-from autofit.core.units import format_duration
 from autofit.store import Store
 
 
@@ -100,17 +99,6 @@ async def named_models(request: Request) -> NamedModels:
 
 
 Models = Annotated[NamedModels, Depends(named_models)]
-
-UNCLAIMED_SECONDS = 60.0
-"""A search that no runner takes for so long waits for one that is not there: a cluster is looked at every 30 s."""
-
-
-def silence_of_runners(store: Store) -> str | None:
-    """For how long no runner has taken a search although one waits; None where that may pass. Raises `StoreError`."""
-    seconds = store.queue.unclaimed_seconds()
-    return f"no runner has taken a search for {format_duration(seconds)}" if seconds >= UNCLAIMED_SECONDS else None
-
-
 PROBLEM: dict[str, Any] = {
     "description": "Problem details (RFC 9457)",
     "content": {"application/problem+json": {"schema": ProblemAnswer.model_json_schema()}},

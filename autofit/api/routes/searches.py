@@ -14,7 +14,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 
 from autofit.api.middleware.access import ADMIN, RUN, MayRun
-from autofit.api.routes.common import Models, NamedModels, OpenedStore, Strict, silence_of_runners
+from autofit.api.routes.common import Models, NamedModels, OpenedStore, Strict
 from autofit.api.routes.query import GoalQuery, MemoryLimit, WorkloadBody, understood
 from autofit.api.schema.documents import EventAnswer, State
 from autofit.catalog import space
@@ -22,7 +22,7 @@ from autofit.core.errors import StoreError, unknown
 from autofit.core.units import LARGEST_INTEGER, as_bytes, parse_duration
 from autofit.operations import SearchRequest
 from autofit.operations.service.submission import submit
-from autofit.store import ENDINGS, Audited, Search, Store
+from autofit.store import ENDINGS, Audited, Search
 
 _log = logging.getLogger(__name__)
 
@@ -55,12 +55,10 @@ class SearchState(BaseModel):
     spent_trials: int
 
     @classmethod
-    def of(cls, search: Search, store: Store, models: NamedModels) -> SearchState:
+    def of(cls, search: Search, models: NamedModels) -> SearchState:
         waiting_for = f"a free runner with {search.hardware_name}" if search.state == "queued" else None
         if search.state == "running" and not search.held:
             waiting_for = "another driver: its own has gone"
-        if waiting_for is not None and (silence := silence_of_runners(store)) is not None:
-            waiting_for += f" ({silence})"
         fields = {name: value for name, value in search.to_json().items() if name in cls.model_fields}
         request = dict(search.request.get("asked", search.request))
         request["model"] = search.workload.model  # its name, never its path on the server
@@ -104,12 +102,12 @@ def start(
     search_id = submit(asked, store, key=idempotency_key, by=token.name)
     request.state.search_id = search_id
     response.headers["Location"] = f"/v1/searches/{search_id}"
-    return SearchState.of(stored_search(search_id, store), store, models)
+    return SearchState.of(stored_search(search_id, store), models)
 
 
 @ROUTES.get("/v1/searches/{search_id}", summary="Where a search stands, and what it answered")
-def state(search: StoredSearch, store: OpenedStore, models: Models) -> SearchState:
-    return SearchState.of(search, store, models)
+def state(search: StoredSearch, models: Models) -> SearchState:
+    return SearchState.of(search, models)
 
 
 @ROUTES.delete("/v1/searches/{search_id}", dependencies=[RUN], summary="Cancel a search; its trials stay stored")
@@ -120,7 +118,7 @@ def cancel(search: StoredSearch, store: OpenedStore, token: MayRun, models: Mode
         store.access.note_refusal(token.name, search.search_id)
         raise HTTPException(403, f"search {search.search_id} is not one that {token.name!r} asked for")
     store.queue.cancel(search.search_id, by=token.name, for_all=is_admin)
-    return SearchState.of(stored_search(search.search_id, store), store, models)
+    return SearchState.of(stored_search(search.search_id, store), models)
 
 
 @ROUTES.get(

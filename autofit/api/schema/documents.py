@@ -194,7 +194,6 @@ class ReadyAnswer(Answer):
     status: Literal["ok"]
     store: Literal["ok"]
     runner: Literal["ok"] | None = Field(default=None, description="Left out by a server without a runner")
-    searches: str = Field(description="ok, or for how long no runner has taken a search although one waits")
 
 
 class ProblemAnswer(BaseModel):

@@ -93,7 +93,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "SpaceAnswer": {"name": "cpu", "purpose": "Small models on a machine without a GPU", "devices": 1, "configs": 672},
     "Audited": {"number": 1, "at": AT, "token": "ci", "action": "search", "search_id": SEARCH_ID},
     "HealthAnswer": {"status": "ok", "version": __version__},
-    "ReadyAnswer": {"status": "ok", "store": "ok", "runner": "ok", "searches": "ok"},
+    "ReadyAnswer": {"status": "ok", "store": "ok", "runner": "ok"},
 }  # fmt: skip
 """By the names of their models; each is checked against its schema by a test."""
 

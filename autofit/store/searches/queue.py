@@ -305,31 +305,6 @@ class SearchQueue:
 
         return self._database.fetch(work)
 
-    def unclaimed_seconds(self) -> float:
-        """For how long a search has waited for a runner while none did anything; 0 if none waits, or a runner drives
-        another. A runner that is free claims within seconds what its hardware can run. Events and ends are by the
-        clock of whoever wrote them, leases by the database's."""
-
-        def work(connection: Connection) -> float:
-            for_runners = SearchRow.hardware_name.is_not(None)
-            overdue = (clock(connection) - SearchRow.lease_expires_at).label("overdue")
-            last_event = and_(EventRow.search_id == SearchRow.search_id, EventRow.seq == SearchRow.last_seq)
-            active = select(SearchRow.lease_epoch, overdue, EventRow.at).join_from(SearchRow, EventRow, last_event)
-            # Since it was queued; for a running one since its lease has expired.
-            idle = [
-                (row.lease_epoch, seconds_since(row.at) if row.overdue is None else max(row.overdue, 0.0))
-                for row in connection.execute(active.where(is_active(), for_runners))
-            ]
-            if not idle:
-                return 0.0
-            # What a runner has ended before shows when one was there; a user cancels without one.
-            by_runner = (for_runners, SearchRow.lease_epoch > 0, SearchRow.state != "cancelled")
-            ended = connection.scalar(select(func.max(SearchRow.ended_at)).where(*by_runner))
-            signs = [seconds for epoch, seconds in idle if epoch > 0] + ([seconds_since(ended)] if ended else [])
-            return min([max(seconds for _, seconds in idle), *signs])
-
-        return self._database.fetch(work)
-
     def announce(self, hardware: Hardware) -> None:
         """Stores hardware that a runner has."""
         self._database.commit(lambda c: keep(c, hardware))

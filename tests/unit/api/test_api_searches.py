@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import pytest
 from fastapi.testclient import TestClient
-from leases import long_ago
 from unit.operations.made_trials import MODEL
 
 from autofit.api.app import create_app
@@ -77,19 +76,6 @@ def test_the_same_request_is_one_search(client: TestClient, store: Store) -> Non
     assert (joined["search_id"], joined["state"], joined["waiting_for"]) == (first["search_id"], "running", None)
     store.queue.end(lease, "succeeded", {"recommendation": {}})
     assert start(client)["search_id"] != first["search_id"]
-
-
-def test_it_is_said_that_no_runner_takes_what_waits(client: TestClient, store: Store) -> None:
-    search_id = start(client)["search_id"]
-    assert client.get("/readyz").json()["searches"] == "ok"
-    long_ago(store)
-    for waiting_for in (start(client)["waiting_for"], client.get(f"/v1/searches/{search_id}").json()["waiting_for"]):
-        assert waiting_for.startswith("a free runner with h100-80g (no runner has taken a search for ")
-    ready = client.get("/readyz")
-    assert (ready.status_code, ready.json()["status"]) == (200, "ok"), "it can answer all the same"
-    assert ready.json()["searches"].startswith("no runner has taken a search for ")
-    claimed(store)
-    assert client.get("/readyz").json()["searches"] == "ok"
 
 
 def test_a_key_stands_for_one_search(client: TestClient, store: Store) -> None:

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from leases import a_gone_process, begin, expire, long_ago, submit
+from leases import a_gone_process, begin, expire, submit
 from sqlalchemy import event, text
 from unit.store.conftest import a_trial
 
 from autofit import __version__
 from autofit.core.errors import StoreError
-from autofit.store import Heartbeat, KeyReused, Lease, LeaseLost, Store, UnderWay, new_owner
+from autofit.store import Heartbeat, KeyReused, LeaseLost, Store, UnderWay, new_owner
 from autofit.store.searches.lease import pid_namespace
 
 RACES = 1000
@@ -203,45 +203,6 @@ def test_what_is_given_back_goes_on_with_what_was_spent(store: Store) -> None:
     store.queue.give_back(lease, "its driver was interrupted")
     again = store.queue.claim("b:1:0")
     assert again == replace(lease, epoch=2, owner="b:1:0", spent_seconds=7.0, spent_trials=1)
-
-
-def test_it_shows_for_how_long_no_runner_has_taken_a_search_that_waits(store: Store) -> None:
-    def claimed() -> Lease:
-        lease = store.queue.claim("a:1:0")
-        assert lease is not None
-        return lease
-
-    def is_long() -> bool:
-        return store.queue.unclaimed_seconds() > 3600.0
-
-    begin(store, a_trial(), "of a command line")
-    expire(store)
-    assert store.queue.unclaimed_seconds() == 0.0, "none is for a runner"
-    ids = [submit(store, a_trial(), digest) for digest in ("d1", "d2")]
-    assert not is_long()
-    long_ago(store)
-    assert is_long()
-    lease = claimed()
-    assert store.queue.unclaimed_seconds() == 0.0, "the other waits for the runner of this one"
-    store.queue.give_back(lease, "its runner was stopped")
-    assert not is_long(), "it was there a moment ago"
-    long_ago(store)
-    assert is_long()
-    lease = claimed()
-    expire(store)
-    assert is_long(), "its runner has died"
-    store.queue.renew(lease, 1.0)
-    store.queue.end(lease, "succeeded", None)
-    assert not is_long()
-    long_ago(store)
-    assert is_long()
-    other = submit(store, a_trial(), "d3")
-    long_ago(store)
-    (waits,) = (one for one in ids if one != lease.search_id)
-    store.queue.cancel(waits)
-    assert is_long(), "a user cancels without a runner"
-    store.queue.cancel(other)
-    assert store.queue.unclaimed_seconds() == 0.0
 
 
 def test_hardware_is_known_from_trials_and_from_runners(store: Store) -> None:
