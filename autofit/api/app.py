@@ -14,6 +14,7 @@ from autofit import __version__
 from autofit.api import problems
 from autofit.api.middleware import access, bodies, metrics
 from autofit.api.page import ROUTES as PAGES
+from autofit.api.page import static
 from autofit.api.routes import answers, catalog, estimates, health, searches
 from autofit.api.routes.common import PROBLEM, NamedModels
 from autofit.api.routes.remembered import Answers
@@ -71,10 +72,10 @@ def create_app(
     for group in (answers, estimates, searches, catalog, health):
         app.include_router(group.ROUTES)
     app.include_router(PAGES)
+    app.mount(static.PREFIX, static.FILES)
     examples.install(app)
     problems.install(app)
     app.add_middleware(bodies.LimitedBody)
     access.install(app, store, token=token, closed=token is not None if closed is None else closed, loopback=loopback)
-    app.add_middleware(metrics.Observed, app.state.metrics)
-    app.add_middleware(bodies.HeadAsGet)  # the last one added is the first that sees a request
+    app.add_middleware(metrics.Observed, app.state.metrics)  # the last one added is the first that sees a request
     return app

@@ -1,4 +1,4 @@
-"""Bodies of requests and answers: how large one may be, and that HEAD has none."""
+"""How large the body of a request may be."""
 
 from __future__ import annotations
 
@@ -28,23 +28,3 @@ class LimitedBody:
             return message
 
         await self._app(scope, counted, send)
-
-
-class HeadAsGet:
-    """Answers HEAD as GET, without the body (RFC 9110, section 9.3.2). Not for a stream of events, which would
-    hold the connection to its end."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD" or scope["path"].endswith("/events"):
-            await self._app(scope, receive, send)
-            return
-
-        async def send_head(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                message = {**message, "body": b""}
-            await send(message)
-
-        await self._app({**scope, "method": "GET"}, receive, send_head)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib import resources
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from unit.operations.made_trials import HARDWARE, MADE, MODEL, OPTIONS, fill, fi
 from autofit import export
 from autofit.api.app import create_app
 from autofit.api.middleware.bodies import BODY_BYTES
-from autofit.api.page.static import TYPES
+from autofit.api.page.static import NAMES
 from autofit.core.lengths import Lengths
 from autofit.core.units import GIB
 from autofit.operations import WorkloadOptions
@@ -147,27 +146,27 @@ def test_the_unforeseen_is_a_sentence(client: TestClient, app: FastAPI, monkeypa
 
 def test_nothing_is_loaded_from_elsewhere(client: TestClient) -> None:
     texts = [client.get(path).text for path in PAGES]
-    ours = [name for name in TYPES if name != "plotly.min.js"]
+    ours = [name for name in NAMES if name != "plotly.min.js"]
     texts += [client.get(f"/static/{name}").text for name in ours]
     for text in texts:
         assert re.findall(r"""(?:src|href|action)\s*=\s*["']?(?:https?:)?//[^"']*""", text) == []
         assert re.findall(r"""(?:url\(|@import|fetch\(|import\()\s*["']?(?:https?:)?//""", text) == []
 
 
-def test_files_are_kept_by_browsers(client: TestClient) -> None:
+def test_files_are_served_by_their_types_and_no_others_are(client: TestClient) -> None:
     page = client.get(f"/frontier?{QUERY}").text
     addresses = re.findall(r'"(/static/[^"]+)"', page)
-    assert {address.partition("?")[0].rpartition("/")[2] for address in addresses} == set(TYPES)
+    assert {address.partition("?")[0].rpartition("/")[2] for address in addresses} == set(NAMES)
+    types = {".css": "text/css", ".svg": "image/svg+xml"}
     for address in addresses:
         answer = client.get(address)
-        assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"]
-        assert answer.headers.get("content-encoding") == (None if ".svg" in address else "gzip")
-    assert client.get("/static/page.css", headers={"Accept-Encoding": ""}).headers.get("content-encoding") is None
-
-
-def test_every_static_file_has_a_type() -> None:
-    folder = resources.files("autofit.api.page").joinpath("static")
-    assert {file.name for file in folder.iterdir()} | {"plotly.min.js"} == set(TYPES)
+        kind = next((type_ for ending, type_ in types.items() if ending in address), "javascript")
+        assert answer.status_code == 200 and kind in answer.headers["content-type"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert (".js" not in address) or answer.headers["content-encoding"] == "gzip"
+        assert client.get(address, headers={"If-None-Match": answer.headers["etag"]}).status_code == 304
+    for other in ("widgetbundle.js", "datasets/iris.csv.gz", "../page.py", "", "."):
+        assert client.get(f"/static/{other}").status_code == 404
 
 
 def test_names_are_escaped(store: Store, client: TestClient) -> None:
