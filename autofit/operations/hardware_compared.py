@@ -104,7 +104,6 @@ def estimate_cards(
     configs: Mapping[str, Config],
     *,
     memory_limit_bytes: int | None = None,
-    store: str | None = None,
     spreads: bool = True,
     report: Callable[[int], None] = lambda done: None,
 ) -> list[OnCard]:
@@ -114,13 +113,11 @@ def estimate_cards(
     `report` is called with how many are done. Raises `UsageError` for what can be trained on none of them.
     """
     rows = []
-    with readable(store) as opened:
+    with readable(None) as opened:
 
         def row(of: WorkloadOptions, name: str, config: Config) -> OnCard:
             try:
-                estimation = Estimation.of(
-                    of, config, hardware=name, memory_limit_bytes=memory_limit_bytes, store=store
-                )
+                estimation = Estimation.of(of, config, hardware=name, memory_limit_bytes=memory_limit_bytes)
                 estimate = estimation.estimate()
             except UsageError as error:
                 return OnCard(name=name, estimate=None, reason=str(error))

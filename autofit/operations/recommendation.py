@@ -166,15 +166,16 @@ def _frontier(question: WorkloadQuestion, device: Hardware, goal: Goal, limit: i
 def _tried_within(goal: Goal, question: WorkloadQuestion, measured: Frontier, store: Store) -> list[Trial]:
     """The trials of a frontier's context that are within the goal; raises `NotMeasured` if there are none."""
     keys = context_keys(measured.hardware, measured.stack, measured.workload)
-    families = store.one_of_each_family(**keys)
-    allowed = within(goal, families)
-    if not any(map(allowed, families)):  # known without reading what may be thousands of trials
+    trials = store.trials(**keys)
+    allowed = within(goal, [t.config for t in trials])
+    tried = [t for t in trials if allowed(t.config)]
+    if not tried:
         raise NotMeasured(
             f"none of the {measured.trials} trials of {measured.workload.model} on {measured.hardware.name} is within "
             f"--method {goal.method} --min-rank {goal.min_rank} --allow {goal.allow.label}",
             remedy=f"run: {search_command(question, goal)}",
         )
-    return [t for t in store.trials(**keys) if allowed(t.config)]
+    return tried
 
 
 def shortfall(measured: Frontier, limit: int, goal: Goal, trials: Sequence[Trial]) -> Shortfall:

@@ -231,13 +231,6 @@ class Store:
             grouped.setdefault(trial.config, []).append(trial)
         return grouped
 
-    def one_of_each_family(self, *, hardware_key: str, stack_key: str, workload_key: str) -> list[Config]:
-        """A config of each family (`techniques.family`) that was tried."""
-        keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
-        first = select(func.min(TrialRow.id)).filter_by(**keys).group_by(TrialRow.family)
-        query = select(TrialRow.config).where(TrialRow.id.in_(first))
-        return self._database.fetch(lambda c: [Config.from_json(body) for body in c.scalars(query)])
-
     def frontier(
         self, *, hardware_key: str, stack_key: str, workload_key: str, memory_limit_bytes: int | None = None
     ) -> Frontier | None:

@@ -18,6 +18,8 @@ from autofit.operations.service.submission import submit
 from autofit.planning.requests import SearchRequest
 from autofit.store import ENDINGS, Store
 from autofit.trial.machine.detection import detect
+from autofit.workers.cluster.nodes import HARDWARE_LABEL
+from autofit.workers.cluster.offer import look
 
 ALL = ("all",)
 """In place of names: every kind that the cluster has now."""
@@ -108,9 +110,7 @@ def search_over_hardware(
     if request.workload.program is not None:
         raise UsageError("--command takes one kind of hardware at a time")
     if tuple(names) == ALL:
-        from autofit.workers.cluster.nodes import kinds
-
-        names = kinds(request.ray_address or "auto")
+        names = _kinds(request)
     campaign_id = uuid4().hex
     request = replace(request, campaign_id=campaign_id)
     with Store.open(request.store) as store:
@@ -143,6 +143,18 @@ def search_over_hardware(
             raise NothingFits(reasons)
         raise EnvironmentLacks(reasons, remedy=RESUMES)
     return OverHardware(campaign_id=campaign_id, standings=standings, rows=explained)
+
+
+def _kinds(request: SearchRequest) -> Sequence[str]:
+    """The cards that the cluster has now. Raises `EnvironmentLacks` where it has none, or does not say which."""
+    offer = look(request.ray_address or "auto", request.device)
+    if offer.unclear:
+        label = f"label the node: {HARDWARE_LABEL}=NAME"
+        raise EnvironmentLacks(offer.unclear[0], remedy=f"name the kinds with --hardware, or {label}")
+    if not offer.cards:
+        remedy = "name the kinds of card that an autoscaler may add"
+        raise EnvironmentLacks("no node of Ray's that is up has a GPU", remedy=remedy)
+    return offer.cards
 
 
 def _drive(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from autofit import __version__
@@ -75,17 +75,16 @@ def self_test(
     device: str = "auto",
     ranks: int = 1,
     time_limit_seconds: float = 120.0,
-    selected: Sequence[Check] | None = None,
     keep: Callable[[Report], None] = lambda report: None,
     tell: Callable[[CheckResult], None] = lambda result: None,
 ) -> Report:
-    """Run every check, or those `selected`, here and in place: no store, no Ray.
+    """Run every check here and in place: no store, no Ray.
 
     `keep` is called before the first check and after each with all that is known; `tell` with each as it ends. Raises
     `EnvironmentLacks` where there is no device to test.
     """
     tested = DeviceUnderTest(device=device, ranks=ranks)
-    planned = tuple(checks(tested.hardware.kind) if selected is None else selected)
+    planned = checks(tested.hardware.kind)
     started = time.monotonic()
     absent = {library.name: library.remedy for library in libraries(tested.hardware, tested.stack) if library.remedy}
     absent |= {} if version("ray") else {"ray": install()}

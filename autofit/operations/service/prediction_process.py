@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import resource
 import signal
 import threading
@@ -26,6 +25,8 @@ T = TypeVar("T")
 
 MEMORY_BYTES = 8 * GIB
 """Memory that the process may take, or half of this machine's or its container's. The largest traces take 2 GiB."""
+CALLS = 8
+"""More at once are refused."""
 TASKS = 200
 """After so many answers another process takes over: libraries keep what they have traced."""
 ANSWER_SECONDS = 300.0
@@ -43,14 +44,12 @@ class TooLate(Overloaded):
 class PredictionProcess:
     """Calls functions in one process, one at a time. Threads may share it."""
 
-    def __init__(self, *, waiting: int = 8) -> None:
-        """It starts with the first call, or with `warm`. More than `waiting` calls at once are refused."""
+    def __init__(self) -> None:
+        """It starts with the first call, or with `warm`."""
         self._memory_bytes = min(MEMORY_BYTES, host_memory_bytes() // 2)
-        self._waiting_slots = threading.BoundedSemaphore(waiting)
+        self._waiting_slots = threading.BoundedSemaphore(CALLS)
         self._turn = threading.Lock()
         """Held by the call that the process works for: ending the process costs no waiting call its answer."""
-        self._under_way: dict[bytes, Future[Any]] = {}
-        """The answers of the calls under way, by what is called."""
         self._pool: ProcessPoolExecutor | None = None
         self._last: Future[Any] | None = None
         self._answers = 0
@@ -63,21 +62,11 @@ class PredictionProcess:
             threading.Thread(target=self._load, name="autofit-warm", daemon=True).start()
 
     def call(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER_SECONDS, **keywords: Any) -> T:
-        """What the function returns, or raises; equal calls that are under way share that. Raises `Overloaded`."""
+        """What the function returns, or raises. Raises `Overloaded`."""
         if not self._waiting_slots.acquire(blocking=False):
             raise Overloaded("too many predictions are asked for at once", remedy="ask again in a minute")
         try:
-            work = partial(function, *arguments, **keywords)
-            question, answer = pickle.dumps(work), Future[T]()
-            shared: Future[T] = self._under_way.setdefault(question, answer)
-            if shared is answer:
-                try:
-                    answer.set_result(self._in_turn(work, seconds))
-                except BaseException as error:
-                    answer.set_exception(error)
-                finally:
-                    del self._under_way[question]
-            return shared.result(seconds)
+            return self._in_turn(partial(function, *arguments, **keywords), seconds)
         except TimeoutError:
             raise TooLate(f"it takes longer than {seconds:.0f} s", remedy="ask again: it goes on") from None
         finally:

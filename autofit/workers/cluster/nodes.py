@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.catalog.hardware import Card, cards, matching_cards
-from autofit.core.errors import EnvironmentLacks
-from autofit.workers.cluster.connection import connect
 
 HARDWARE_LABEL = "autofit.io/hardware"
 """The node label by which an administrator says which card of the catalog (`a100-80g`) a node has: Ray's own types do
@@ -80,31 +78,12 @@ def is_type_of(name: str, card: Card) -> bool:
     return name == card.ray_accelerator_type or card in matching_cards(name)
 
 
-def kinds(address: str) -> list[str]:
-    """The names of the cards that the nodes of the cluster at `address` have, in alphabetical order.
-
-    Raises `EnvironmentLacks` where the cluster cannot be reached, has no GPU that is up, or does not say which it has.
-    """
-    connection = connect(address)
-    try:
-        with_gpus = [node for node in nodes(connection.ray) if node.gpus >= 1]
-    finally:
-        connection.close()
-    if not with_gpus:
-        raise EnvironmentLacks(
-            "no node of Ray's that is up has a GPU", remedy="name the kinds of card that an autoscaler may add"
-        )
-    return sorted({kind(node) for node in with_gpus})
-
-
 def kind(node: Node) -> str:
-    """The name of the card that a node with GPUs has. Raises `EnvironmentLacks` where it does not say which."""
+    """The name of the card that a node with GPUs has. Raises `ValueError` where it does not say which."""
     if node.hardware is not None:
         return node.hardware
     names = [card.name for card in cards() for name in node.types if is_type_of(name, card)]
     if len(names) != 1:
         problem = f"may have {' or '.join(names)}" if names else "has a GPU of a type that is not known"
-        raise EnvironmentLacks(
-            f"{node.host} {problem}", remedy=f"name the kinds with --hardware, or label the node: {HARDWARE_LABEL}=NAME"
-        )
+        raise ValueError(f"{node.host} {problem}")
     return names[0]

@@ -29,6 +29,8 @@ class Offer:
     """What a node has or may have, or an autoscaler may add."""
     cards: tuple[str, ...]
     """The cards of the catalog that nodes surely have, in alphabetical order."""
+    unclear: tuple[str, ...]
+    """Why it is not known which card a node has, for each such node."""
     here: Hardware | None
     """This machine's device where no catalog has it: a driver takes only its own by such a name."""
 
@@ -57,13 +59,15 @@ def _look(address: str, device: str) -> Offer:
         connection.close()
     wanted = (DeviceRequest(ranks=1, uses_gpus=True, card=card) for card in cards())
     possible = {w.card.name for w in wanted if w.card is not None and (w.suitable(up) or _may_add(w.card, addable))}
-    sure = set[str]()
+    sure, unclear = set[str](), []
     for node in (node for node in up if node.gpus >= 1):
-        with suppress(EnvironmentLacks):
+        try:
             sure.add(kind(node))
+        except ValueError as error:
+            unclear.append(str(error))
     here = _here(device, has_gpus=any(node.gpus for node in up) or bool(addable.get("GPU")))
     named = set() if here is None else {here.name}
-    return Offer(possible=frozenset(possible | named), cards=tuple(sorted(sure)), here=here)
+    return Offer(possible=frozenset(possible | named), cards=tuple(sorted(sure)), unclear=tuple(unclear), here=here)
 
 
 def _here(device: str, *, has_gpus: bool) -> Hardware | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -303,13 +302,11 @@ def ends() -> None:
 
 
 def slow() -> None:
-    import time
 
     time.sleep(60)
 
 
 def large_after_a_while() -> None:
-    import time
 
     time.sleep(0.3)
     raise MemoryError
@@ -322,22 +319,13 @@ def number_of_process(which: int = 0) -> int:
     return os.getpid()
 
 
-def answered_when_there(signal_file: Path) -> int:
-    """How many calls have seen the file."""
-    import time
-
-    while not signal_file.exists():
-        time.sleep(0.01)
-    with signal_file.open("a") as file:
-        return file.write("x") and file.tell()
-
-
 def raises() -> None:
     raise NotMeasured("nothing", remedy="a search")
 
 
-def test_what_goes_wrong_in_the_process_is_told_and_the_next_call_answers() -> None:
-    process, options = PredictionProcess(waiting=1), WorkloadOptions(model=MODEL)
+def test_what_goes_wrong_in_the_process_is_told_and_the_next_call_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_process, "CALLS", 1)
+    process, options = PredictionProcess(), WorkloadOptions(model=MODEL)
     try:
         with pytest.raises(NotMeasured, match=r"nothing \(a search\)"):
             process.call(raises)
@@ -404,23 +392,6 @@ def test_a_call_that_takes_too_much_memory_costs_no_other_its_answer() -> None:
     assert all(isinstance(number, int) for number in others), others
 
 
-def test_the_same_question_is_answered_once_for_all_who_ask_meanwhile(tmp_path: Path) -> None:
-    process, there = PredictionProcess(), tmp_path / "there"
-    free = process._waiting_slots._value
-    try:
-        with ThreadPoolExecutor(4) as threads:
-            calls = [threads.submit(process.call, answered_when_there, there) for _ in range(4)]
-            while process._waiting_slots._value > free - 4:
-                time.sleep(0.01)
-            there.touch()
-            assert [call.result() for call in calls] == [1] * 4
-        assert process.call(answered_when_there, there) == 2, "later it is asked again"
-        for answer in at_once(process, [raises] * 3):
-            assert isinstance(answer, NotMeasured)
-    finally:
-        process.close()
-
-
 def test_a_process_that_ended_meanwhile_is_no_fault_of_the_next_call() -> None:
     process = PredictionProcess()
     try:
@@ -431,8 +402,9 @@ def test_a_process_that_ended_meanwhile_is_no_fault_of_the_next_call() -> None:
         process.close()
 
 
-def test_too_many_at_once_are_refused() -> None:
-    process = PredictionProcess(waiting=0)
+def test_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction_process, "CALLS", 0)
+    process = PredictionProcess()
     with pytest.raises(Overloaded, match="too many"):
         process.call(raises)
     process.close()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from unit.cli.conftest import Autofit
@@ -22,8 +21,7 @@ from autofit.core.units import GIB
 from autofit.operations import doctor
 from autofit.operations.self_test import running
 from autofit.operations.self_test.device_under_test import DeviceUnderTest
-from autofit.operations.self_test.finding import Check, Finding, Report, Verdict
-from autofit.operations.self_test.running import self_test
+from autofit.operations.self_test.finding import Check, Finding, Verdict
 from autofit.store import Store
 from autofit.trial.machine import detection as site
 from autofit.trial.machine.detection import detect
@@ -368,26 +366,20 @@ def test_an_unknown_device_is_wrong_usage_for_the_doctor_too(autofit: Autofit) -
     assert "unknown device 'gpu'" in done.err
 
 
-def defective(**options: Any) -> Report:
-    """A self-test of one check, which fails."""
-
+def test_a_self_test_that_shows_a_defect_ends_with_4_and_its_remedy(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(tested: DeviceUnderTest, until: float) -> Finding:
         return Finding(verdict=Verdict.FAILED, reason="the kernel does not load", remedy="pip install the-kernel")
 
     check = Check(name="attention=flash", shows="Whether it trains.", run=failing, technique=True)
-    return self_test(**options, selected=[check])
-
-
-def test_a_self_test_that_shows_a_defect_ends_with_4_and_its_remedy(
-    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(running, "self_test", defective)
+    monkeypatch.setattr(running, "checks", lambda kind: (check,))
     done = autofit("doctor", "--self-test", "--device", "cpu", "--out", "report.json")
     assert done.code == 4
     assert "0 of 1 techniques work; attention=flash failed." in done.out
     assert "autofit: attention=flash: pip install the-kernel" in done.err
-    (check,) = json.loads(Path("report.json").read_text())["checks"]
-    assert (check["verdict"], check["reason"]) == ("failed", "the kernel does not load")
+    (found,) = json.loads(Path("report.json").read_text())["checks"]
+    assert (found["verdict"], found["reason"]) == ("failed", "the kernel does not load")
 
 
 @pytest.mark.parametrize(

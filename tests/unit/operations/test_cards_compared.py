@@ -18,18 +18,24 @@ CONFIG = complete({"method": "lora", "micro_batch": 2})
 CARDS = {"h100-80g": CONFIG, "l4": CONFIG}
 
 
-def compared(store: str) -> dict[str, OnCard]:
-    return {row.name: row for row in estimate_cards(OPTIONS, CARDS, store=store)}
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An own store."""
+    monkeypatch.setenv("AUTOFIT_STORE", str(tmp_path / "store.db"))
+    return str(tmp_path / "store.db")
 
 
-def test_what_was_measured_stands_in_for_what_is_predicted(tmp_path: Path) -> None:
-    place = str(tmp_path / "store.db")
-    before = compared(place)
+def compared() -> dict[str, OnCard]:
+    return {row.name: row for row in estimate_cards(OPTIONS, CARDS)}
+
+
+def test_what_was_measured_stands_in_for_what_is_predicted(place: str) -> None:
+    before = compared()
     assert [before[name].trial for name in CARDS] == [None, None]
     with Store.open(place) as opened:
         opened.add(make_trial(CONFIG, fits(5, 1234.5)))
         opened.add(make_trial(CONFIG.replace(micro_batch=4), out_of_memory()))
-    after = compared(place)
+    after = compared()
     measured, predicted = after["h100-80g"], after["l4"]
     assert (measured.tokens_per_second, measured.device_bytes, measured.fits) == (1234.5, 5 * GIB, True)
     assert measured.cost(3600.0) == pytest.approx(1e6 / 1234.5)
@@ -42,12 +48,11 @@ def test_what_was_measured_stands_in_for_what_is_predicted(tmp_path: Path) -> No
     assert "has trained" in of_card and "measured" in of_card and of_card.endswith("9.4 d  8.1e+05")
 
 
-def test_what_has_run_out_of_memory_does_not_fit(tmp_path: Path) -> None:
-    place = str(tmp_path / "store.db")
+def test_what_has_run_out_of_memory_does_not_fit(place: str) -> None:
     undivided, one = replace(OPTIONS, global_batch=1), CONFIG.replace(micro_batch=1)
 
     def compared(limit: int | None = None) -> OnCard:
-        return estimate_cards(undivided, {"h100-80g": one}, store=place, memory_limit_bytes=limit)[0]
+        return estimate_cards(undivided, {"h100-80g": one}, memory_limit_bytes=limit)[0]
 
     with Store.open(place) as opened:
         opened.add(make_trial(one, out_of_memory(), limit=20 * GIB, job=make_job(undivided)))
@@ -62,23 +67,22 @@ def test_what_has_run_out_of_memory_does_not_fit(tmp_path: Path) -> None:
     assert "ran out of memory" in cards_text([again], {})
 
 
-def test_a_card_that_trains_in_another_format_says_so(tmp_path: Path) -> None:
+def test_a_card_that_trains_in_another_format_says_so() -> None:
     cards = {**CARDS, "t4": CONFIG.replace(precision="fp16-mixed")}
-    text = cards_text(estimate_cards(OPTIONS, cards, store=str(tmp_path / "store.db")), {})
+    text = cards_text(estimate_cards(OPTIONS, cards), {})
     assert [", in " in line for line in text.splitlines()[3:]] == [
         line.startswith("t4 ") for line in text.splitlines()[3:]
     ]
     assert "fits, in fp16-mixed" in text
-    alone = cards_text(estimate_cards(OPTIONS, {"t4": cards["t4"]}, store=str(tmp_path / "store.db")), {})
+    alone = cards_text(estimate_cards(OPTIONS, {"t4": cards["t4"]}), {})
     assert ", in " not in alone
 
 
-def test_where_the_host_limits_the_speed_is_said(tmp_path: Path) -> None:
+def test_where_the_host_limits_the_speed_is_said() -> None:
     small, large = (
         estimate_cards(
             replace(OPTIONS, seq_len=seq_len),
             {name: config.replace(micro_batch=4) for name, config in CARDS.items()},
-            store=str(tmp_path / "store.db"),
         )
         for seq_len in (8, 4096)
     )
@@ -89,15 +93,14 @@ def test_where_the_host_limits_the_speed_is_said(tmp_path: Path) -> None:
     assert "The host" not in cards_text(large, {})
 
 
-def test_the_newest_libraries_that_have_run_it_answer(tmp_path: Path) -> None:
-    place = str(tmp_path / "store.db")
+def test_the_newest_libraries_that_have_run_it_answer(place: str) -> None:
     older = make_job(stack=replace(STACK, torch="2.11.0"))
     with Store.open(place) as opened:
         opened.add(make_trial(CONFIG, fits(6, 900), job=older))
-    assert compared(place)["h100-80g"].tokens_per_second == 900
+    assert compared()["h100-80g"].tokens_per_second == 900
     with Store.open(place) as opened:
         opened.add(make_trial(CONFIG, fits(5, 1000)))
-    assert compared(place)["h100-80g"].tokens_per_second == 1000
+    assert compared()["h100-80g"].tokens_per_second == 1000
 
 
 def test_where_one_card_does_not_hold_it_the_fewest_that_do_are_named() -> None:

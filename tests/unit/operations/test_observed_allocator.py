@@ -96,12 +96,13 @@ def test_an_estimate_replays_the_allocator_that_trials_had(store: Store, path: s
 
 
 def test_every_answer_takes_it_from_the_store(store: Store, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOFIT_STORE", path)
     store.add(trained(False))
     options = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4)
     request = SearchRequest(workload=options, hardware=CARD.name, space="smoke", store=path)
     jobs = [
         Estimation.of(options, complete({"method": "full"}), hardware=CARD.name, store=path).job,
-        Comparison(options, hardware=CARD.name, store=path)._calibration.job,
+        Comparison(options, hardware=CARD.name)._calibration.job,
     ]
 
     def predict_all(known: EstimateCache, *args: object, **kwargs: object) -> dict[object, object]:

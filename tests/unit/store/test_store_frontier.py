@@ -374,4 +374,3 @@ def test_asked_again_it_is_read_only_after_a_change(store: Store) -> None:
     store.set_aside(first, "slower than others of its type")
     changed = store.frontier(**asked)
     assert before is not None and before.points and changed is not None and not changed.points
-    assert store.one_of_each_family(**asked) == [first.config]
