@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode, urlsplit
-from urllib.request import ProxyHandler, Request, build_opener, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from autofit.core.errors import (
     AutofitError,
@@ -45,7 +45,7 @@ class Connection:
             raise UsageError(f"url {url!r} is not understood: write http://host:port or https://host")
         self._url, self._token = url.rstrip("/"), token
         # No proxy can reach this machine's own addresses, whatever http_proxy says.
-        self._open = build_opener(ProxyHandler({})).open if _is_loopback(url) else urlopen
+        self._open = build_opener(*([ProxyHandler({})] if _is_loopback(url) else [])).open
         _check_header("token", token or "")
 
     def ask(

@@ -28,8 +28,7 @@ from autofit.store.tables import TABLES, Base
 ASSETS = Path(__file__).with_name("assets")
 MIGRATIONS = Path(schema.__file__).with_name("migrations")
 STORED = sorted(asset.stem for asset in ASSETS.glob("*.jsonl"))
-"""The revisions of the assets: every migration is run on one, and every form is there in which a version has written a
-trial. One of another revision would hold no row that is not like one of those before and after it."""
+"""The revisions of the assets: every migration is run on one."""
 
 
 @contextmanager
