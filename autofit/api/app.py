@@ -35,14 +35,11 @@ def create_app(
     runner: Runner | None = None,
     models: Path | None = None,
 ) -> FastAPI:
-    """The application over an open store.
-
-    `token` is the operator's own, which may do everything; the store may have others. If `closed`, as by default with a
-    token, every request needs one, except those that ask whether the server lives. Otherwise who has none may read: any
-    web page could have the user's browser start a search. A server on `loopback` answers whoever has none only if the
-    Host header names this machine. `runner` is the server's own, if it has one. Clients may name the models of the
-    folder `models`, beside the catalog's.
-    """
+    """The application over an open store. `token` is the operator's, which may do everything; the store may have
+    others. If `closed`, as by default with a token, every request needs one, except those that ask whether the server
+    lives. Otherwise who has none may read: any web page could have the user's browser start a search. On `loopback`,
+    whoever has none is answered only if the Host header names this machine. `runner` is the server's own. Clients may
+    name the models of the folder `models`."""
     estimating, predicting = PredictionProcess(), PredictionProcess()
 
     @asynccontextmanager

@@ -13,8 +13,6 @@ T = TypeVar("T")
 
 
 async def look(store: Store, work: Callable[[], T]) -> T:
-    """What `work` returns after a short look into the store.
-
-    Where the store is a file, this thread does the work: handing it over takes several times as long as the look. Where
-    it is a database server, another thread does, so that nothing else waits for the server."""
+    """What `work` returns after a short look into the store: in this thread where that is a file, as handing it over
+    takes longer than the look; else in another, so that nothing waits for the database server."""
     return work() if store.folder is not None else await run_in_threadpool(work)

@@ -28,13 +28,10 @@ def serve(
     log_requests: bool = False,
     models: Path | None = None,
 ) -> None:
-    """Serve until interrupted, and print the address on standard error; port 0 picks a free port. A runner drives the
-    searches that are asked for, unless there is to be none. With `log_requests`, each request is a line of JSON on
-    standard error. Clients may name the models of the folder `models`, which runners must have at the same place.
-
-    Raises `EnvironmentLacks` if `host` is not a loopback address and there is no token, neither in the environment nor
-    in the store, and `UsageError` if nothing can listen there.
-    """
+    """Serve until interrupted, and print the address on standard error; port 0 picks a free one. A runner drives the
+    searches, unless there is to be none. With `log_requests`, each request is a line of JSON on standard error. Runners
+    must have the folder `models` at the same place. Raises `EnvironmentLacks` beyond loopback without a token, and
+    `UsageError` if nothing can listen there."""
     import uvicorn
 
     from autofit.api.app import create_app

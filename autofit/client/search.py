@@ -33,10 +33,8 @@ class RemoteSearch:
         return dict(self._connection.ask("GET", self._path))
 
     def events(self, after: int = 0) -> Iterator[dict[str, Any]]:
-        """What happens, from the event after number `after` to the search's end, without gap or repetition.
-
-        Reconnects if the stream breaks off. Raises `EnvironmentLacks` if the server stays away for two minutes.
-        """
+        """What happens, from the event after number `after` to the search's end, without gap or repetition. Reconnects
+        if the stream breaks off. Raises `EnvironmentLacks` if the server stays away for two minutes."""
         while True:
             # Before the stream: only of a search that had ended by then is the end of the stream the end of its events.
             over = self._state_once_back()["state"] not in UNDER_WAY
@@ -54,11 +52,8 @@ class RemoteSearch:
         return dict(self._connection.ask("DELETE", self._path))
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:
-        """What it answered, once it has ended, its `recommendation` above all.
-
-        Waits `timeout` seconds at most, then raises `TimeoutError`. Raises `NothingFits`, `Interrupted` if it was
-        cancelled, and `AutofitError` with the reason if it failed.
-        """
+        """What it answered, once it has ended, its `recommendation` above all. Raises `TimeoutError` after `timeout`
+        seconds, `NothingFits`, `Interrupted` if it was cancelled, and `AutofitError` with the reason if it failed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while (state := self.state())["state"] in UNDER_WAY:
             remaining = LOOK_SECONDS if deadline is None else deadline - time.monotonic()

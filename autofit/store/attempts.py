@@ -23,10 +23,8 @@ Identity = tuple[str, str, str, str, int]
 
 def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> int:
     """Adds a storable `trial` as the next attempt of its identity, and as an event of the search whose lease is given,
-    unless the write with this `uid` has been done; returns its id.
-
-    Raises `LeaseLost`, and `IntegrityError` if another process takes the same number at the same time.
-    """
+    unless the write with this `uid` has been done; returns its id. Raises `LeaseLost`, and `IntegrityError` if another
+    process takes the same number at the same time."""
     written: int | None = connection.scalar(_BY_UID, {"uid": uid})
     if written is not None:  # the connection was lost while it was committed
         return written
@@ -56,11 +54,8 @@ def set_aside(connection: Connection, trial: Trial, lease: Lease | None) -> None
 
 
 def add_new(connection: Connection, trials: Sequence[Trial]) -> tuple[int, int]:
-    """Adds the storable trials that are not there yet, each as the next attempt of its identity.
-
-    Returns how many were added and how many were repeats, which have the same identity, time and outcome.
-    Nobody else can write meanwhile.
-    """
+    """Adds the storable trials that are not there yet, each as the next attempt of its identity. Returns how many were
+    added and how many were repeats: of the same identity, time and outcome. Nobody else can write meanwhile."""
     if connection.dialect.name == "postgresql":
         # The tables are locked in the order in which every writer takes them.
         tables = "hardware, stacks, workloads, trials, contexts"

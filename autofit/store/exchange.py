@@ -36,11 +36,8 @@ class ImportReport:
 
 
 def export_lines(store: Store) -> Iterator[str]:
-    """The store as JSON lines, each with its newline: a header, then one trial per line, oldest first.
-
-    The trials' numbers are left out, because another store assigns its own; searches are not exported.
-    Raises `StoreError`.
-    """
+    """The store as JSON lines, each with its newline: a header, then one trial per line, oldest first. Trials' numbers
+    and searches are left out. Raises `StoreError`."""
     yield opening_line()
     for trial in store.stream():
         yield line_of(trial)
@@ -58,21 +55,15 @@ def line_of(trial: Trial) -> str:
 
 
 def import_lines(store: Store, lines: Iterable[str]) -> ImportReport:
-    """Adds the trials of `lines` that the store does not hold yet, as far as a line that is bad (`Store.add_new`):
-    who mends that one may import all of them again.
-
-    Blank lines are skipped. Raises `UsageError` with the number of a bad line and what is wrong with it,
-    and `StoreError`.
-    """
+    """Adds the trials of `lines` that the store does not hold yet, as far as a line that is bad (`Store.add_new`).
+    Raises as `read_lines` does, and `StoreError`."""
     added, repeated = store.add_new(read_lines(lines))
     return ImportReport(added=added, repeated=repeated)
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[Trial]:
-    """The trials of an export, one after another; blank lines are skipped.
-
-    Raises `UsageError` with the number of a bad line and what is wrong with it.
-    """
+    """The trials of an export, one after another; blank lines are skipped. Raises `UsageError` with the number of a bad
+    line and what is wrong with it."""
     read = read_values(
         lines,
         chain([_check_header], repeat(_trial)),
@@ -112,11 +103,8 @@ def _trial(body: dict[str, Any]) -> Trial:
 def read_values(
     lines: Iterable[str], readers: Iterable[Callable[[dict[str, Any]], Any]], wrong: Callable[[int, str], UsageError]
 ) -> Iterator[tuple[int, Any]]:
-    """Each line's number, and what the next of `readers` makes of its JSON object; blank lines are skipped.
-
-    Raises what `wrong` makes of a line's number and the reason, if the line is no such object or its reader raises
-    `ValueError` or `AutofitError`.
-    """
+    """Each line's number, and what the next of `readers` makes of its JSON object; blank lines are skipped. Raises what
+    `wrong` makes of a line's number and the reason, where its reader raises `ValueError` or `AutofitError`."""
     remaining_readers = iter(readers)
     for number, line in enumerate(lines, start=1):
         if not line.strip():

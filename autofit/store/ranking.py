@@ -76,10 +76,8 @@ class Ranking:
 def of_context(
     connection: Connection, reader: Reader, keys: Mapping[str, str], between: float, before: Ranking | None
 ) -> Ranking | None:
-    """The ranking of a context, on whose hardware executions differ by `between`; None if it has no trials.
-
-    Of one that was read `before`, what later trials do not concern is kept.
-    """
+    """The ranking of a context, on whose hardware executions differ by `between`; None if it has no trials. Of one that
+    was read `before`, what later trials do not concern is kept."""
     state = contexts.state(connection, keys)
     if state is None:
         return None
@@ -205,7 +203,6 @@ def repeated_executions(connection: Connection, hardware_key: str) -> list[list[
 
 
 def _attempts() -> Select[*tuple[Any, ...]]:
-    """All attempts of the configs of given trials."""
     one = aliased(TrialRow, name="one")
     query = select(TrialRow).join_from(one, TrialRow, same_config(TrialRow, one))
     return query.where(one.id.in_(bindparam("numbers", expanding=True)))

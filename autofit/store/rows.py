@@ -45,10 +45,8 @@ def keep(
     stack: Stack | None = None,
     workload: Workload | None = None,
 ) -> dict[str, str]:
-    """Stores the given values that are not yet there; returns the columns that refer to them.
-
-    Every writer goes through here and takes the tables in this order, so that no two deadlock.
-    """
+    """Stores the given values that are not yet there; returns the columns that refer to them. Every writer takes the
+    tables in this order, so that no two deadlock."""
     rows: dict[str, tuple[str, Values]] = {}
     if hardware is not None:
         body = hardware.to_json()
@@ -102,11 +100,8 @@ def storable(trial: Trial) -> Trial:
 
 
 def trial_values(trial: Trial) -> Values:
-    """The columns of `trial` itself: not its attempt, its search, or its rows in other tables.
-
-    Raises `ValueError` for what a store cannot hold: NaN and infinity, a time without a time zone, a config
-    without a method, integers beyond 64 bits.
-    """
+    """The columns of `trial` itself: not its attempt, its search, or its rows in other tables. Raises `ValueError` for
+    NaN and infinity, a time without a zone, a config without a method, integers beyond 64 bits."""
     evidence = trial.outcome.to_json()
     prediction = None if trial.prediction is None else trial.prediction.to_json()
     state = None if trial.device_state is None else trial.device_state.to_json()

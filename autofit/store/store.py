@@ -99,13 +99,10 @@ class Store:
 
     @classmethod
     def open(cls, url: str | None = None, *, create: bool = True) -> Self:
-        """The store at `url`: a path ending in .db, `sqlite:///PATH` or `postgresql://...`.
-
-        None stands for the environment variable AUTOFIT_STORE or, if that is not set, for SQLite in the user's
-        data folder. An empty database becomes a store if `create` is set. Raises `UsageError` for a URL that is
-        not understood, and `StoreError` if the store is absent, unreachable, locked, damaged, or of another
-        schema.
-        """
+        """The store at `url`: a path ending in .db, `sqlite:///PATH` or `postgresql://...`; None stands for
+        AUTOFIT_STORE, or else SQLite in the user's data folder. An empty database becomes a store if `create` is set.
+        Raises `UsageError` for a URL that is not understood, and `StoreError` if the store is absent, unreachable,
+        locked, damaged, or of another schema."""
         database = Database(Address.of(url))
         try:
             schema.prepare(database, create=create)
@@ -139,15 +136,10 @@ class Store:
         return None if path is None else path.absolute().parent
 
     def add(self, trial: Trial, *, lease: Lease | None = None, uid: str | None = None) -> Trial:
-        """Commits `trial`, as one of the search whose lease is given, and returns it with its `trial_id`.
-
-        A write with the `uid` of a committed one adds nothing: give one where a failed write is tried again, as it may
-        have been committed all the same.
-
-        A further trial of the same hardware, stack, workload, config and memory limit is its next attempt.
-        Anything in the texts of its outcome that is not Unicode becomes U+FFFD.
-        Raises `ValueError` for a trial that JSON or SQL cannot hold, and `LeaseLost`.
-        """
+        """Commits `trial`, as one of the search whose lease is given, and returns it with its `trial_id`. A further one
+        of the same hardware, stack, workload, config and memory limit is the next attempt. A write with the `uid` of a
+        committed one adds nothing: give one where a failed write is tried again. Raises `ValueError` for a trial that
+        JSON or SQL cannot hold, and `LeaseLost`."""
         trial, write_uid = storable(trial), uid or uuid4().hex
         return replace(trial, trial_id=self._database.commit(lambda c: attempts.add(c, trial, lease, write_uid)))
 
@@ -157,12 +149,9 @@ class Store:
         self._database.commit(lambda c: attempts.set_aside(c, trial.set_aside(reason), lease))
 
     def add_new(self, trials: Iterable[Trial]) -> tuple[int, int]:
-        """Keeps `trials`, in batches of `ROWS_AT_ONCE`, so that other writers have their turn in between. Returns how
-        many were added and how many repeated.
-
-        A trial that is stored already, with the same time and outcome, is not added again. Raises `ValueError` as `add`
-        does, and what `trials` raises: then earlier ones are kept, but none of those that come with the bad one.
-        """
+        """Keeps those of `trials` that are not stored with the same time and outcome, in batches of `ROWS_AT_ONCE`:
+        other writers have their turn in between. Returns how many were added and how many repeated. Raises `ValueError`
+        as `add` does, and what `trials` raises: earlier batches are kept."""
         added, repeated, remaining = 0, 0, map(storable, trials)
         while chunk := list(islice(remaining, ROWS_AT_ONCE)):
             new, old = self._database.commit(partial(attempts.add_new, trials=chunk))
@@ -197,7 +186,7 @@ class Store:
     def count(self, *, outcome: str | None = None, **conditions: Unpack[OfContexts]) -> int:
         """How many trials meet every given condition, all attempts. Raises `TypeError` for one that there is not."""
         _check(conditions, OfContexts)
-        clauses = _where({**conditions, "outcome": outcome})
+        clauses = _of_contexts(conditions) + ([] if outcome is None else [TrialRow.outcome == outcome])
         counted = select(func.count()).select_from(TrialRow).where(*clauses)
         return self._database.fetch(lambda c: c.scalars(counted).one())
 
@@ -220,10 +209,8 @@ class Store:
     def attempts(
         self, *, hardware_key: str, stack_key: str, workload_key: str, search_id: str | None = None
     ) -> dict[Config, list[Trial]]:
-        """All attempts of each config that was tried, oldest first; configs in order of their first trial.
-
-        With `search_id`, only those of that search.
-        """
+        """All attempts of each config that was tried, oldest first; configs in order of their first trial. With
+        `search_id`, only those of that search."""
         grouped: dict[Config, list[Trial]] = {}
         for trial in self.trials(
             hardware_key=hardware_key, stack_key=stack_key, workload_key=workload_key, search_id=search_id

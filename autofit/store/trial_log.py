@@ -80,11 +80,8 @@ class StoredTrials(TrialLog):
         return self._store.between_executions(hardware.key)
 
     def keep(self, trial: Trial) -> Trial:
-        """Keeps `trial` and returns it with its number, or without one if only the file has it.
-
-        An interrupt while the store is being retried loses nothing either. Raises `LeaseLost` if another driver has the
-        search by now.
-        """
+        """Keeps `trial` and returns it with its number, or without one if only the file has it; an interrupt meanwhile
+        loses nothing. Raises `LeaseLost` if another driver has the search by now."""
         try:
             if self._failure is None:
                 uid = uuid4().hex
@@ -186,7 +183,6 @@ def _folders(store: Store) -> list[Path]:
 
 
 def _patiently(write: Callable[[], T]) -> T:
-    """What `write` gives, which is tried again while the store fails."""
     return retried(
         write, lambda error: isinstance(error, StoreError), seconds=PATIENCE_SECONDS, pause_seconds=PAUSE_SECONDS
     )

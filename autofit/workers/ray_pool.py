@@ -241,7 +241,6 @@ class RayPool(Pool):
         return [self._lose(slot, running, min(running.answers.values()), late) for slot, running in overdue]
 
     def _not_begun(self) -> list[Completed]:
-        """The trials that have waited for a worker as long as they may."""
         ended = []
         for queued in [queued for queued in self._queue if queued.seconds > queued.request.wait_seconds]:
             self._queue.remove(queued)

@@ -10,10 +10,7 @@ import threading
 
 def end_with(process_id: int, *, group: bool = False) -> None:
     """End this process, whatever it is doing, when the process `process_id` of this machine ends; with `group`, its
-    whole process group.
-
-    Where the kernel cannot tell (before Linux 5.3), nothing is watched, and Ray notices after a while.
-    """
+    whole process group. Before Linux 5.3 nothing is watched, and Ray notices after a while."""
     try:
         descriptor = os.pidfd_open(process_id)
     except ProcessLookupError:

@@ -37,10 +37,8 @@ class Address:
 
     @classmethod
     def of(cls, text: str | None) -> Address:
-        """The address that `text` spells; None stands for AUTOFIT_STORE or, if that is not set, the user's data folder.
-
-        Raises `UsageError` for anything but a database file or a SQLite or PostgreSQL URL.
-        """
+        """The address that `text` spells; None stands for AUTOFIT_STORE or else the user's data folder. Raises
+        `UsageError` for anything but a database file or a SQLite or PostgreSQL URL."""
         if text == "":
             # Most likely an unset variable in a script, whose trials would go where nobody looks for them.
             raise UsageError(f"the store's name is empty: {_HOW}")

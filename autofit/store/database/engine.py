@@ -67,10 +67,7 @@ class Database:
 
     def commit(self, work: Callable[[Connection], T]) -> T:
         """Commits the changes of `work` and returns its result; calls it again if another process came first, or if the
-        connection was lost, perhaps after the changes were committed.
-
-        Raises `StoreError`.
-        """
+        connection was lost, perhaps after the changes were committed. Raises `StoreError`."""
         return self._with_retries(self._writer.begin, work, writes=True)
 
     def _with_retries(

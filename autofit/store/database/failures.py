@@ -121,10 +121,8 @@ def translated(address: Address) -> Iterator[None]:
 
 
 def retried(work: Callable[[], T], passes: Callable[[Exception], bool], *, seconds: float, pause_seconds: float) -> T:
-    """The result of `work`, which is called again after an error that passes, for so many seconds from then on.
-
-    The pauses vary around `pause_seconds`, so that processes that met do not meet again.
-    """
+    """The result of `work`, which is called again after an error that passes, for so many seconds from then on. The
+    pauses vary, so that processes that met do not meet again."""
     deadline: float | None = None  # waiting for a lock comes before the first failure, and is not counted
     while True:
         try:

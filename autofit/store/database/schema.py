@@ -64,10 +64,8 @@ class StoreReport(Document):
 
 
 def prepare(database: Database, *, create: bool) -> None:
-    """Makes sure that the database has the newest schema; creates it in an empty database if `create` is set.
-
-    Raises `StoreError` for every other database.
-    """
+    """Makes sure that the database has the newest schema; creates it in an empty one if `create` is set. Raises
+    `StoreError` for every other database."""
     _find_file(database.address, create=create)
     with database.read() as connection:
         state = _schema_state(connection)
@@ -79,10 +77,8 @@ def prepare(database: Database, *, create: bool) -> None:
 
 
 def upgrade(url: str | None = None) -> str:
-    """Upgrades the store to the newest schema, all or nothing, or creates it if there is none.
-
-    Returns the revision. Raises `StoreError`; a store written by a newer autofit is left as it is.
-    """
+    """Upgrades the store to the newest schema, all or nothing, or creates it; returns the revision. Raises
+    `StoreError`, also for a store of a newer autofit, which is left as it is."""
     with _opened(url, create=True) as database:
         with database.read() as connection:
             state = _schema_state(connection)
@@ -94,10 +90,7 @@ def upgrade(url: str | None = None) -> str:
 
 def check(url: str | None = None) -> StoreReport:
     """Examines a store without changing it: its schema, its integrity where SQLite can tell, its rows, and which of its
-    trials contradict each other.
-
-    Raises `StoreError` if it cannot even be read.
-    """
+    trials contradict each other. Raises `StoreError` if it cannot even be read."""
     with _opened(url, create=False) as database, database.read() as connection:
         problems = _damage(connection) if database.address.is_sqlite else []
         # Reading the tables of a damaged file would fail again.
@@ -117,11 +110,8 @@ def check(url: str | None = None) -> StoreReport:
 
 
 def check_schema(url: str | None = None) -> str:
-    """The store's revision, which is the newest. No other table is read, so that this neither takes long nor gets in
-    the way of a migration.
-
-    Raises `StoreError` if there is no store, or one of another schema.
-    """
+    """The store's revision, which is the newest. No other table is read: a migration may have them. Raises `StoreError`
+    if there is no store, or one of another schema."""
     with _opened(url, create=False) as database:
         prepare(database, create=False)
     return REVISIONS[-1]

@@ -89,12 +89,10 @@ class SearchQueue:
         by: str | None = None,
         campaign_id: str | None = None,
     ) -> str:
-        """Queues a search for a runner with this hardware, and returns its id.
-
-        If this token has given the same `key` before, or a search with the same `digest` is queued or running, returns
-        the id of that one. An empty key is none. `by` names the token that asks, for the audit. Raises `KeyReused` if
-        the key was given with another digest, and `QueueFull`.
-        """
+        """Queues a search for a runner with this hardware, and returns its id: that of an active one with the same
+        `digest`, or of the one for which this token has given the same `key`, if there is one. An empty key is none.
+        `by` names the token, for the audit. Raises `KeyReused` if the key was given with another digest, and
+        `QueueFull`."""
         search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "campaign_id": campaign_id}
         to_text(dict(request))
 
@@ -238,10 +236,8 @@ class SearchQueue:
         return sum("died" in body for body in bodies)
 
     def end(self, lease: Lease, state: str, result: Mapping[str, Any] | None) -> None:
-        """Stores how a search ended, and its result.
-
-        Raises `UsageError` for a state that is no ending, and `ValueError` if the result holds NaN or infinity.
-        """
+        """Stores how a search ended, and its result. Raises `UsageError` for a state that is no ending, and
+        `ValueError` if the result holds NaN or infinity."""
         if state not in ENDINGS:
             raise unknown("ending of a search", state, ENDINGS)
         body = None if result is None else dict(result)
@@ -256,11 +252,9 @@ class SearchQueue:
         self._database.commit(work)
 
     def cancel(self, search_id: str, *, by: str | None = None) -> None:
-        """Ends a search that is queued or running: its driver can write nothing more, and ends what it runs. `by` names
-        the token that asks, for the audit.
-
-        Raises `UsageError` if there is no such search; one that has ended stays as it is.
-        """
+        """Ends a search that is queued or running: its driver can write nothing more, and ends what it runs. One that
+        has ended stays as it is. `by` names the token, for the audit. Raises `UsageError` if there is no such
+        search."""
 
         def work(connection: Connection) -> None:
             query = select(SearchRow.state).where(SearchRow.search_id == search_id).with_for_update()

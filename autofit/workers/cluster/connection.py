@@ -69,11 +69,8 @@ _joining = threading.Lock()
 
 
 def connect(address: str | None) -> Connection:
-    """Connect to the cluster at `address`, or start a private Ray; what this process is connected to is shared.
-
-    Raises `EnvironmentLacks` if Ray is not installed or cannot be reached, or if this process is connected to another
-    one.
-    """
+    """Connect to the cluster at `address`, or start a private Ray; what this process is connected to is shared. Raises
+    `EnvironmentLacks` if Ray is not installed or cannot be reached, or if this process is connected to another one."""
     global _joined
     with _joining:
         if _joined is None or not _joined.ray.is_initialized():
@@ -133,7 +130,6 @@ def _join(address: str | None) -> Connection:
 
 
 def _private(folder: str) -> dict[str, Any]:
-    """What makes Ray start a cluster of this machine alone, on loopback."""
     # By default Ray starts as many idle processes as there are processors; a trial takes one for the whole machine.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     return {

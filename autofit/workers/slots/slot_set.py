@@ -127,10 +127,8 @@ class SlotSet:
         return True
 
     def renew(self, needed: int = 0) -> None:
-        """Take in what has come up and ask for what is wanted now, where `needed` trials wait for a worker.
-
-        Raises `EnvironmentLacks` when no slot is up and none can be hoped for.
-        """
+        """Take in what has come up and ask for what is wanted now, where `needed` trials wait for a worker. Raises
+        `EnvironmentLacks` when no slot is up and none can be hoped for."""
         placed = self._take_in()
         if placed or time.monotonic() - self._renewed >= RENEW_SECONDS:
             self._renewed, self.nodes = time.monotonic(), cluster.nodes(self.ray)
@@ -170,7 +168,6 @@ class SlotSet:
         check_capacity(self.wanted, self.nodes)
 
     def _say(self, text: str) -> None:
-        """Tell the user, once."""
         if text not in self._messages:
             self._messages.add(text)
             _log.warning("autofit: %s", text)
@@ -249,7 +246,6 @@ class SlotSet:
                 self.drop(slot)
 
     def _difference(self, slot: Slot) -> EnvironmentLacks:
-        """Why a slot is not like the others."""
         try:
             check_even([f"{h.device_name} ({round(h.memory_bytes / GIB)} GiB)" for h, _ in slot.heard])
         except EnvironmentLacks as uneven:

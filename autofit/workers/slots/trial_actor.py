@@ -24,10 +24,8 @@ from autofit.trial.request import TrialRequest
 
 
 class TrialActor:
-    """One device's worker. The actor's process never touches the device: trials run in children of its fork server.
-
-    A trial runs in one call, and a concurrent call may stop it.
-    """
+    """One device's worker. Its process never touches the device: trials run in children of its fork server. A trial
+    runs in one call, and a concurrent call may stop it."""
 
     def __init__(
         self, device: str, driver: int | None = None, threads: str | None = None, version: str = __version__

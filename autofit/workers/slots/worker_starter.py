@@ -95,5 +95,4 @@ class WorkerStarter:
 
 
 def _without_zeros(demand: Demand) -> dict[str, float]:
-    """A rank's resources as Ray takes them."""
     return {name: amount for name, amount in demand.bundle.items() if amount}
