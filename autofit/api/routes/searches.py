@@ -58,7 +58,7 @@ class SearchState(BaseModel):
     def of(cls, search: Search, models: NamedModels) -> SearchState:
         waiting_for = f"a free runner with {search.hardware_name}" if search.state == "queued" else None
         if search.state == "running" and not search.held:
-            gone = "another driver: its own has gone", "its command line, which has gone: cancel it and ask again"
+            gone = "another driver: its own has gone", "its command line, which has gone: ask for it again"
             waiting_for = gone[search.hardware_name is None]
         fields = {name: value for name, value in search.to_json().items() if name in cls.model_fields}
         request = dict(search.request.get("asked", search.request))

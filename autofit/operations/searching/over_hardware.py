@@ -19,7 +19,7 @@ from autofit.planning.requests import SearchRequest
 from autofit.store import ENDINGS, Store
 from autofit.trial.machine.detection import detect
 from autofit.workers.cluster.nodes import HARDWARE_LABEL
-from autofit.workers.cluster.offer import look
+from autofit.workers.cluster.offer import look_here
 
 ALL = ("all",)
 """In place of names: every kind that the cluster has now."""
@@ -147,7 +147,8 @@ def search_over_hardware(
 
 def _kinds(request: SearchRequest) -> Sequence[str]:
     """The cards that the cluster has now. Raises `EnvironmentLacks` where it has none, or does not say which."""
-    offer = look(request.ray_address or "auto", request.device)
+    # Not by a process of its own, which would run a script without a guard (`if __name__ == "__main__"`) again.
+    offer = look_here(request.ray_address or "auto", request.device)
     if offer.unclear:
         label = f"label the node: {HARDWARE_LABEL}=NAME"
         raise EnvironmentLacks(offer.unclear[0], remedy=f"name the kinds with --hardware, or {label}")

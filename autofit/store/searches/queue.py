@@ -114,8 +114,7 @@ class SearchQueue:
                 if row.digest != digest:
                     raise KeyReused(f"the idempotency key {key!r} was used for another request")
                 return str(row.search_id)
-            same = select(SearchRow.search_id).where(SearchRow.digest == digest, is_active())
-            submitted = connection.scalar(same) or create(connection)
+            submitted = _join(connection, digest, hardware_name, request) or create(connection)
             add_audit(connection, by, "search", submitted)
             if key:
                 connection.execute(insert(KeyRow).values(digest=digest, search_id=submitted, **given))
@@ -306,6 +305,19 @@ def _waits(connection: Connection) -> ColumnElement[bool]:
     gone_owners = [owner for owner in owners if owner and is_gone(owner)]
     abandoned = and_(running, or_(~is_held(connection), SearchRow.lease_owner.in_(gone_owners)))
     return and_(SearchRow.hardware_name.is_not(None), or_(SearchRow.state == "queued", abandoned))
+
+
+def _join(connection: Connection, digest: str, hardware_name: str, request: Mapping[str, Any]) -> str | None:
+    """The id of the search that is queued or running for the same; None if there is none."""
+    query = select(SearchRow, is_held(connection).label("held")).where(SearchRow.digest == digest, is_active())
+    row = connection.execute(query.with_for_update()).one_or_none()
+    if row is None:
+        return None
+    if row.hardware_name is None and (not row.held or is_gone(row.lease_owner)):
+        # The command line that began it has gone, and nobody else would ever drive it.
+        taken_on = {"hardware_name": hardware_name, "request": {**row.request, **request}}
+        connection.execute(update(SearchRow).where(SearchRow.search_id == row.search_id).values(taken_on))
+    return str(row.search_id)
 
 
 def _insert(connection: Connection, **values: Any) -> None:

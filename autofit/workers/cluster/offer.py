@@ -36,12 +36,10 @@ class Offer:
 
 
 def look(address: str, device: str) -> Offer:
-    """What the cluster at `address` offers now, read by a process of its own: Ray ends a process that loses its head.
-
-    Raises `EnvironmentLacks` where the cluster cannot be reached."""
+    """As `look_here`, in a process of its own: Ray ends a process that loses its head."""
     with ProcessPoolExecutor(1, get_context("spawn"), _begin, (os.getpid(),)) as process:
         try:
-            return process.submit(_look, address, device).result()
+            return process.submit(look_here, address, device).result()
         except BrokenProcessPool:
             raise EnvironmentLacks("Ray's head was lost while it was asked", remedy="check `ray status`") from None
 
@@ -51,7 +49,8 @@ def _begin(asker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the caller decides
 
 
-def _look(address: str, device: str) -> Offer:
+def look_here(address: str, device: str) -> Offer:
+    """What the cluster at `address` offers now. Raises `EnvironmentLacks` where it cannot be reached."""
     connection = connect(address)
     try:
         up, addable = nodes(connection.ray), could_be_added(connection.ray)

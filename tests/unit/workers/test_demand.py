@@ -9,7 +9,6 @@ import pytest
 from autofit.catalog.hardware import card
 from autofit.core.errors import EnvironmentLacks
 from autofit.operations import SearchRequest, WorkloadOptions, search_over_hardware
-from autofit.operations.searching import over_hardware
 from autofit.workers.cluster import offer
 from autofit.workers.cluster.demand import DeviceRequest, check_capacity
 from autofit.workers.cluster.nodes import HARDWARE_LABEL, NODE_LABEL, TYPE_LABEL, Node
@@ -147,18 +146,17 @@ def test_the_kinds_of_card_are_those_that_nodes_say(monkeypatch: pytest.MonkeyPa
     there: list[Node] = []
     monkeypatch.setattr(offer, "connect", lambda address: SimpleNamespace(ray=None, close=lambda: None))
     monkeypatch.setattr(offer, "nodes", lambda ray: there)
-    monkeypatch.setattr(over_hardware, "look", offer._look)
     asked = SearchRequest(workload=WorkloadOptions(model="smollm2-135m"), ray_address="auto", device="cpu")
     with pytest.raises(EnvironmentLacks, match=r"no node .* has a GPU"):
         search_over_hardware(asked, ["all"])
     there += [HEAD, node("l", "L40S", gpus=4), node("b", "A100", gpus=1, hardware="a100-80g")]
-    assert offer._look("auto", "cpu").cards == ("a100-80g", "l40s")
+    assert offer.look_here("auto", "cpu").cards == ("a100-80g", "l40s")
     for other, message in (
         (A100, "a may have a100-40g or a100-80g"),
         (node("x", "Z9", gpus=1), "x has a GPU of a type"),
     ):
         there.append(other)
-        assert offer._look("auto", "cpu").cards == ("a100-80g", "l40s"), "a runner takes what is known"
+        assert offer.look_here("auto", "cpu").cards == ("a100-80g", "l40s"), "a runner takes what is known"
         with pytest.raises(EnvironmentLacks, match=f"{message}.*label the node: {HARDWARE_LABEL}=NAME"):
             search_over_hardware(asked, ["all"])
         there.pop()
