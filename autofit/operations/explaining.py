@@ -65,16 +65,10 @@ class Comparison:
     """
 
     def __init__(
-        self,
-        options: WorkloadOptions,
-        *,
-        hardware: str = "auto",
-        memory_limit_bytes: int | None = None,
-        store: str | None = None,
+        self, options: WorkloadOptions, *, hardware: str = "auto", memory_limit_bytes: int | None = None
     ) -> None:
         """For a catalog card or this machine's device; nothing is traced yet."""
-        self._calibration, self._limit = calibrated(options, hardware, memory_limit_bytes, store)
-        self._store = store
+        self._calibration, self._limit = calibrated(options, hardware, memory_limit_bytes, None)
         self._estimates: dict[Config, Estimate] = {}
 
     def explanation(self, before: Config, after: Config) -> Explanation:
@@ -89,9 +83,7 @@ class Comparison:
             if (reason := self.refused(config)) is not None:
                 raise UsageError(reason)
             calibration = replace(self._calibration, job=self._job_of(config))
-            estimation = Estimation(
-                calibration=calibration, config=config, memory_limit_bytes=self._limit, store=self._store
-            )
+            estimation = Estimation(calibration=calibration, config=config, memory_limit_bytes=self._limit)
             self._estimates[config] = estimation.estimate()
         return self._estimates[config]
 

@@ -119,8 +119,9 @@ class TrainingStep:
                     with self.precision():
                         total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
         for module in self.engine.root.modules():
-            if hasattr(module, "reshard"):  # FSDP waits for a backward
-                module.reshard()
+            reshard: Callable[[], None] | None = getattr(module, "reshard", None)
+            if reshard is not None:  # FSDP waits for a backward
+                reshard()
         return total / self.module.rows.targets(tokens)
 
     def plain_gradient_norm(self, row: torch.Tensor) -> float:
