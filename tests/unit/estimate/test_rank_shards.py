@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -77,6 +78,7 @@ IN_FILES = ("micro_batch=2,offload=nvme", "sharding=zero3,micro_batch=2,offload=
 EVERY = (*CONFIGS, *QLORA, *OPTIMIZERS, *OFFLOADED, *ALONE)
 
 
+K = TypeVar("K")
 Held = dict[str, list[list[dict[str, int]]]]
 """By config, per rank: what its engine holds before the first update and after it, and what passes."""
 
@@ -135,9 +137,8 @@ def check(config: str, held: list[list[dict[str, int]]]) -> None:
     wanted = complete(parse(config))
     assert unsupported(wanted, job_of(config)) is None
     traced = estimator(config).trace(wanted)
-    line = traced.timeline
-    first = bytes_at(line, as_update_begins(line))
-    last = bytes_at(line, len(line.sizes))
+    first = most([bytes_at(line, as_update_begins(line)) for line in traced.timelines])
+    last = most([bytes_at(line, len(line.sizes)) for line in traced.timelines])
     before, after, passing = (most(of_ranks) for of_ranks in zip(*held, strict=True))
     assert first[Category.WEIGHTS] == pytest.approx(before["parameters"], rel=CLOSE, abs=SCALARS)
     assert first[Category.GRADIENTS] == pytest.approx(before["gradients"], rel=CLOSE, abs=512)
@@ -170,6 +171,6 @@ def test_gradients_and_weights_on_their_way_pass_through_buffers(config: str, he
     assert passing["host_back"] == pytest.approx(found.trained_bytes / 2, rel=1e-3)
 
 
-def most(ranks: Sequence[dict[str, int]]) -> dict[str, int]:
+def most(ranks: Sequence[dict[K, int]]) -> dict[K, int]:
     """Of each figure the largest over the ranks: a group's memory."""
     return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
