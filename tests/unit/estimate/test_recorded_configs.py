@@ -26,11 +26,12 @@ TIED = {"precision": "fp32", "loss": "chunked", "checkpointing": "every-2"}
 @pytest.mark.parametrize(
     ("folder", "card", "model", "config"),
     [
-        (ZERO, "h100-80g", "smollm2-360m", {"sharding": "zero1", "precision": "fp32"}),
-        (ZERO, "h100-80g", "smollm2-360m", {"sharding": "zero2", "precision": "fp32"}),
-        (ZERO, "h100-80g", "qwen2.5-1.5b", {"sharding": "zero1", "precision": "bf16-mixed"}),
-        (ZERO, "h100-80g", "qwen2.5-1.5b", {"sharding": "zero2", "precision": "bf16-mixed"}),
-        (ZERO, "a100-40g", "qwen3-4b", {"sharding": "zero2", "precision": "fp16-mixed"}),
+        (ZERO, "rtx-4090", "smollm2-360m", {"sharding": "zero1", "precision": "fp32"}),
+        (ZERO, "rtx-4090", "smollm2-360m", {"sharding": "zero2", "precision": "bf16-mixed"}),
+        (ZERO, "a100-80g", "gemma-2-2b", {"sharding": "zero2", "precision": "bf16-mixed"}),
+        (ZERO, "a100-80g", "smollm2-360m", {"sharding": "zero2", "precision": "fp16-mixed"}),
+        (ZERO, "h100-80g", "qwen2.5-1.5b", {"sharding": "zero2", "precision": "tf32"}),
+        (ZERO, "b200", "llama-3.1-8b", {"sharding": "zero1", "precision": "bf16"}),
         ("emulated", "h200", "llama-3.2-1b", TIED),
     ],
 )
