@@ -84,7 +84,9 @@ class LatticeState:
         self._not_worth: dict[Config, str] = {}
         """Configs that `rule_out` was told of, each with the reason."""
         self._attempts: defaultdict[Config, list[Trial]] = defaultdict(list)
-        """All trials of each config, oldest first."""
+        """The trials of each config but those that left it open, oldest first."""
+        self._bounding: defaultdict[Config, list[Trial]] = defaultdict(list)
+        """The trials of each config that a bound on its step may come from."""
         self._ended_early: Counter[Config] = Counter()
         """How many trials of each config have ended early."""
         self._above = lru_cache(maxsize=None)(lattice.above)
@@ -162,13 +164,18 @@ class LatticeState:
         what its other trials show, or open again."""
         config, attempts = trial.config, self._attempts[trial.config]
         attempts[:] = [t.set_aside(reason) if t is trial else t for t in attempts]
-        for by_config in (self.least_step_seconds, self.proven_step_seconds, self._ended_early):
-            by_config.pop(config, None)
-        self.recall_bounds(attempts)
+        was_settled = self.trials.get(config) is trial
+        if was_settled:
+            del self.trials[config]
+        bounding = [t for t in self._bounding[config] if t is not trial]
+        self._ended_early[config] -= len(bounding) < len(self._bounding[config])
+        self._bounding[config] = bounding
+        for bounds in (self.least_step_seconds, self.proven_step_seconds):
+            bounds.pop(config, None)
+        self._bound(bounding)
         self.version += 1
-        if self.trials.get(config) is not trial:
+        if not was_settled:
             return
-        del self.trials[config]
         if (others := verdict(attempts, self.memory_limit_bytes)) is not None:
             self._count_as(others)
         if self._fits(trial):
@@ -179,8 +186,14 @@ class LatticeState:
         been measured. One whose time is in doubt proves nothing; but what it shows counts where it is all that a busy
         machine lets anybody see."""
         for trial in trials:
+            if trial.why_set_aside is None and trial.least_step_seconds is not None:
+                self._bounding[trial.config].append(trial)
+                self._bound([trial])
+
+    def _bound(self, trials: Iterable[Trial]) -> None:
+        for trial in trials:
             settled = self.trials.get(trial.config)
-            if trial.why_set_aside is not None or (settled is not None and self._fits(settled)):
+            if settled is not None and self._fits(settled):
                 continue
             for bounds, bound in (
                 (self.least_step_seconds, trial.least_step_seconds),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
+from unit.operations.made_trials import fits, make_trial
 from unit.search.made_truth import WITHIN_TIES, FakePool, Run, Truth, prepare
 
-from autofit.core.outcome import Fits, Trial
+from autofit.core.outcome import Fits, TimedOut, Trial
 from autofit.core.units import GIB
 from autofit.core.verdict import verdict
-from autofit.search.lattice_state import answers
+from autofit.search.lattice_state import LatticeState, answers
 from autofit.trial.attempt import Attempt
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
@@ -79,3 +80,33 @@ def test_a_trial_that_is_set_aside_settles_nothing_even_alone(truth: Truth) -> N
     assert verdict([aside], 16 * GIB) is None
     assert verdict([sound, aside], 16 * GIB) is sound
     assert sound.timed_in_full and not aside.timed_in_full
+
+
+def test_what_other_trials_have_shown_stays_when_one_is_set_aside(truth: Truth) -> None:
+    """Of a config that ended early twice, once of a slow node: the other bound counts, and so does its attempt."""
+    state, config = LatticeState(truth.lattice, 16 * GIB), truth.lattice.configs[0]
+
+    def cut(least: float) -> Trial:
+        outcome = TimedOut(reason="cut", deadline_seconds=60.0, least_step_seconds=least, is_proven=True)
+        return make_trial(config, outcome, job=truth.job)
+
+    sound, slow = cut(2.0), cut(9.0)
+    for trial in (sound, slow):
+        state.take(config)
+        state.learn(trial)
+    state.set_aside(slow, WHY)
+    assert state.least_step_seconds == state.proven_step_seconds == {config: 2.0} and config in state.open
+    state.take(config)
+    state.learn(cut(2.0))
+    assert config in state.trials, "a second sound one ends early for the same reason"
+
+
+def test_a_bound_counts_again_once_the_fit_that_replaced_it_is_set_aside(truth: Truth) -> None:
+    state, config = LatticeState(truth.lattice, 16 * GIB), truth.lattice.configs[0]
+    outcome = TimedOut(reason="cut", deadline_seconds=60.0, least_step_seconds=2.0)
+    bound, fitted = (make_trial(config, o, job=truth.job) for o in (outcome, fits(4, 90)))
+    for trial in (bound, fitted):
+        state.take(config)
+        state.learn(trial)
+    state.set_aside(fitted, WHY)
+    assert state.least_step_seconds == {config: 2.0} and config in state.open
