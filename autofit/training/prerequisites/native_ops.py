@@ -123,7 +123,8 @@ def _has_function(libraries: tuple[str, ...], function: str) -> bool:
     """Whether one of these shared libraries can be loaded and has the function."""
     for library in libraries:
         with suppress(OSError):
-            return hasattr(ctypes.CDLL(library), function)
+            if hasattr(ctypes.CDLL(library), function):
+                return True
     return False
 
 

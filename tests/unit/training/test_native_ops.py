@@ -116,6 +116,7 @@ def test_what_is_compiled_for_files_needs_libaio_and_nothing_that_compiles(
 
 def test_a_library_is_looked_for_under_each_name_and_for_its_function() -> None:
     assert native_ops._has_function(("libnothing.so.1", "libc.so.6"), "printf")
+    assert native_ops._has_function(("libc.so.6", "libm.so.6"), "lgamma"), "an older library may lie beside a newer one"
     assert not native_ops._has_function(("libc.so.6",), "io_pgetevents")
     assert not native_ops._has_function(("libnothing.so.1",), "printf")
 
