@@ -43,8 +43,9 @@ SLOW = ("optuna-gp",)
 """Methods that compute for half a minute to minutes per search, every other one for seconds at most."""
 SEEDS = 20
 PACKAGE = Path(autofit.__file__).parent
-RIVALS_CODE = ("bench", "techniques")
-"""Folders of the package that decide what a rival does; all of it decides what our search does."""
+RIVALS_CODE = ("bench", "core", "techniques")
+"""Folders of the package that decide what a rival does, and what its kept trace consists of; all of it decides what our
+search does."""
 
 
 def chosen(names: Iterable[str]) -> tuple[str, ...]:
