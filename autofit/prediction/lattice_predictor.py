@@ -98,10 +98,11 @@ class LatticePredictor:
             predicted = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
             foreign = (trial for trial in predicted if (trial.workload.key, trial.stack.key) != own_keys)
             earlier = [trial for trial in foreign if trial.workload.program == job.workload.program]
-            by_config = {c: as_of_program(e.prediction, job) for c, e in estimates.items()}
+            of_step = {c: e.prediction for c, e in estimates.items()}
             for config, slower in self._emulated.items():
                 if config not in estimates and _in_fp32(config) in estimates:
-                    by_config[config] = _from_fp32(config, by_config[_in_fp32(config)], slower)
+                    of_step[config] = _from_fp32(config, of_step[_in_fp32(config)], slower)
+            by_config = {config: as_of_program(prediction, job) for config, prediction in of_step.items()}
             deviation = learned(earlier, nothing_compared(job.hardware, job.workload.devices))
             predictions = Predictions(by_config=by_config, memory_deviation=deviation)
         except Exception as failure:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from jobs import tiny_model
-from tiny import CUDA_HARDWARE, STACK
+from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
 from unit.operations.made_trials import OPTIONS, fits, make_trial
 from unit.operations.made_world import predictor_of
 
@@ -35,7 +35,7 @@ from autofit.planning.requests import SearchRequest, WorkloadOptions
 from autofit.prediction.calibration import rates_for
 from autofit.prediction.estimate_cache import EstimateCache
 from autofit.prediction.estimation import Estimation, site
-from autofit.prediction.lattice_predictor import LatticePredictor
+from autofit.prediction.lattice_predictor import IMPORTS_BYTES, LatticePredictor
 from autofit.prediction.predict_configs import predict_all
 from autofit.store import Store
 from autofit.techniques import AXES, Job, complete, parse
@@ -197,10 +197,8 @@ def test_without_predictions_the_host_is_a_limit_by_formula(
     assert lacking(1) == {} and "a new kind of model" in caplog.text
 
 
-@pytest.mark.parametrize(("slower", "traced"), [(4.0, True), (20.0, False)])
-def test_configs_in_an_emulated_format_are_predicted_from_those_in_fp32(
-    job: Job, store: Store, monkeypatch: pytest.MonkeyPatch, slower: float, traced: bool
-) -> None:
+def keep_probe(job: Job, store: Store, slower: float) -> None:
+    """Keep a probe of the job's device, on which products in bf16 are so many times slower than in fp32."""
     times = {"fp32": 1.0, "bf16": slower}
     rates = {product(f, layout): 1e-13 * times[f] for f in times for layout in LAYOUTS}
     store.probes.keep(
@@ -215,6 +213,13 @@ def test_configs_in_an_emulated_format_are_predicted_from_those_in_fp32(
             recorded_at="2026-01-01T00:00:00+00:00",
         )
     )
+
+
+@pytest.mark.parametrize(("slower", "traced"), [(4.0, True), (20.0, False)])
+def test_configs_in_an_emulated_format_are_predicted_from_those_in_fp32(
+    job: Job, store: Store, monkeypatch: pytest.MonkeyPatch, slower: float, traced: bool
+) -> None:
+    keep_probe(job, store, slower)
     wide, mixed, narrow = (complete(parse(f"method=full,precision={p}")) for p in ("fp32", "bf16-mixed", "bf16"))
     alone = complete(parse("method=lora,precision=bf16"))
     result = predictor_of(job, store, [wide, mixed, narrow, alone]).predict(lambda done, total: None).by_config
@@ -228,6 +233,19 @@ def test_configs_in_an_emulated_format_are_predicted_from_those_in_fp32(
         )
         assert result[narrow].device_bytes < result[mixed].device_bytes == result[wide].device_bytes
         assert result[mixed].work is None, "its trial corrects no rates"
+
+
+def test_what_a_program_imports_is_as_large_in_every_format(job: Job, store: Store) -> None:
+    workload = replace(job.workload, program="a user's")
+    on_processor = replace(job, hardware=replace(CPU_HARDWARE, name="some-cpu"))
+    keep_probe(on_processor, store, 20.0)
+    configs = [complete(parse(f"method=full,precision={p}")) for p in ("fp32", "bf16")]
+    alone, of_program = (
+        predictor_of(of, store, configs).predict(lambda done, total: None).by_config
+        for of in (on_processor, replace(on_processor, workload=workload))
+    )
+    for config in configs:
+        assert of_program[config].device_bytes == alone[config].device_bytes + IMPORTS_BYTES
 
 
 def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
