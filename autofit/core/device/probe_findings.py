@@ -49,9 +49,10 @@ def findings(probe: Probe) -> list[str]:
 
 
 def _figure(name: str, value: float) -> str:
-    ending, unit = next((ending, unit) for ending, unit in _UNITS.items() if name.endswith(ending))
+    # A shared store may hold probes of later versions, which measure something else: such a figure is shown as it is.
+    ending, unit, one = next(((e, f" {u}", 1e9) for e, u in _UNITS.items() if name.endswith(e)), ("", "", 1.0))
     label = name.removesuffix(ending)
-    return f"{label[0].upper()}{label[1:]}: {value / 1e9:,.3g} {unit}."
+    return f"{label[0].upper()}{label[1:]}: {value / one:,.3g}{unit}."
 
 
 def slow_formats(probe: Probe) -> dict[str, str]:

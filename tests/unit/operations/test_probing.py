@@ -345,6 +345,11 @@ def test_what_happens_between_ranks_is_measured_once_there_are_several(
     assert not probed(model, HARDWARE, STACK, store, ranks=4)[1]
 
 
+def test_a_figure_of_a_later_version_is_shown_as_it_is() -> None:
+    parts = (ProbePart(name="power", seconds=1.0, figures={"power limit, watts": 450.0}),)
+    assert findings(made_probe(parts=parts)) == ["Power limit, watts: 450."]
+
+
 @pytest.mark.parametrize(
     ("ratio", "said"),
     [(90.0, "bf16 is 90 times slower than fp32 here."), (0.2, "bf16 is 5.0 times faster than fp32."),
