@@ -14,9 +14,9 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-ANSWERS_VERSION = 4
-"""Incremented when `architecture_file.parse`, `model_shape.measure` or `loss_check.why_another_loss` answers otherwise:
-kept answers are then not used."""
+ANSWERS_VERSION = 5
+"""Incremented when `architecture_file.parse`, `model_shape.measure` or `loss_check.why_another_loss`, with the losses
+that it compares, answers otherwise: kept answers are then not used."""
 
 
 def cache_folder() -> Path:

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Unpack
 
-import autofit
-from autofit import __version__
 from autofit.catalog.answer_cache import cached_answer
 from autofit.catalog.models import Model, in_catalog, load, names, positions, shape
 from autofit.core.device.hardware import Hardware, Stack
@@ -22,8 +20,6 @@ from autofit.techniques.habits import trainer_by_name
 from autofit.trial.machine.nvml import BUSY_BYTES, visible
 from autofit.trial.program.command import Command
 
-LOSS_SOURCES = ("training/loss_check.py", "training/loss_module.py", "techniques/losses/cross_entropy.py")
-"""What a model's own loss is compared with, and how: a checkout may change these without its version."""
 USUAL_SECONDS = 600.0
 """A search's time budget unless another is given."""
 
@@ -124,8 +120,7 @@ def _check_loss(model: Model) -> None:
             raise UsageError(reason)  # which no file keeps
         return {}
 
-    sources = [(Path(autofit.__file__).parent / name).read_text(encoding="utf-8") for name in LOSS_SOURCES]
-    cached_answer("own loss", json.dumps([__version__, sources, dict(model.config)], sort_keys=True), compared)
+    cached_answer("own loss", json.dumps(dict(model.config), sort_keys=True), compared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

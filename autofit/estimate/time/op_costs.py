@@ -34,6 +34,7 @@ from autofit.core.device.work_kinds import (
     update,
     wide_product,
 )
+from autofit.estimate.kernels.scratch import FOUR_BIT_PRODUCT
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSizes, joined
 
 
@@ -157,7 +158,7 @@ def work(func: Any, args: tuple[Any, ...], result: Any) -> Work:
     flops = 0
     if name.startswith(_ATTENTION):
         flops, kinds = _attention(args, number_format, backward="backward" in name)
-    elif name == _FOUR_BIT_PRODUCT:
+    elif name == FOUR_BIT_PRODUCT:
         activations, _, shape, *_ = args
         rows, weights = activations.numel() // activations.shape[-1], math.prod(shape)
         flops = 2 * rows * weights
@@ -248,7 +249,6 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 _ATTENTION = "aten._scaled_dot_product"
 _BATCHED = ("aten.bmm.default", "aten.baddbmm.default", "aten._grouped_mm.default")
-_FOUR_BIT_PRODUCT = "bitsandbytes.gemm_4bit.default"
 _OF_BITSANDBYTES = {
     "quantize_blockwise": QUANTISE_8BIT,
     "dequantize_blockwise": DEQUANTISE_8BIT,

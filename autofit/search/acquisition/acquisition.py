@@ -17,13 +17,11 @@ from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.belief import Belief, likeliest
 from autofit.search.acquisition.gains import Front, expected_gain, gain_over
 from autofit.search.acquisition.step_times import Mixture
-from autofit.search.acquisition.surrogate import Rows
+from autofit.search.acquisition.surrogate import Array, Rows
 from autofit.search.acquisition.suspects import suspicious
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE
 from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
-
-Array = NDArray[np.float64]
 
 WORTHWHILE_GAIN = 0.01
 """Expected relative gain below which an untried config is not worth its trial."""
