@@ -65,9 +65,8 @@ class LatticePredictor:
             return
         try:
             cache, configs, only_known = self._prepared()
-            limit = self.plan.limits.memory_bytes
-            missing = configs_to_trace(cache, configs, memory_limit_bytes=limit, only_known=only_known)
-            sweep.get_ready(missing, processes())
+            known = cache.find(configs, memory_limit_bytes=self.plan.limits.memory_bytes)
+            sweep.get_ready(configs_to_trace(cache.job, configs, known=known, only_known=only_known), processes())
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from autofit.core.errors import in_one_line
 from autofit.core.lattice import Config
@@ -11,6 +11,7 @@ from autofit.core.units import GIB
 from autofit.estimate.footprint import Footprint
 from autofit.prediction.calibration import not_estimated
 from autofit.prediction.estimate_cache import EstimateCache
+from autofit.techniques import Job
 from autofit.trial.machine.cores import cores
 from autofit.trial.measure.process_memory import host_available
 
@@ -35,7 +36,7 @@ def predict_all(
     """
     job = cache.job
     footprints = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
-    missing = configs_to_trace(cache, configs, memory_limit_bytes=memory_limit_bytes, only_known=only_known)
+    missing = configs_to_trace(job, configs, known=footprints, only_known=only_known)
     before, possible = len(footprints), len(footprints) + len(missing)
     report(before, possible)
     if missing:
@@ -65,11 +66,9 @@ def processes() -> int:
 
 
 def configs_to_trace(
-    cache: EstimateCache, configs: Sequence[Config], *, memory_limit_bytes: int, only_known: Collection[Config] = ()
+    job: Job, configs: Iterable[Config], *, known: Collection[Config], only_known: Collection[Config] = ()
 ) -> list[Config]:
-    """The configs that `predict_all` has to trace for the same arguments."""
-    if not_estimated(cache.job.hardware) is not None:
+    """The configs that `predict_all` has to trace, each once: neither those that are `known`, nor `only_known`."""
+    if not_estimated(job.hardware) is not None:
         return []
-    footprints = cache.find(configs, memory_limit_bytes=memory_limit_bytes)
-    unique = dict.fromkeys(configs)  # each once
-    return [config for config in unique if config not in footprints and config not in only_known]
+    return [config for config in dict.fromkeys(configs) if config not in known and config not in only_known]
