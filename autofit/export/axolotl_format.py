@@ -48,18 +48,7 @@ def _precision(value: Value, task: Task) -> Settings:
     training: dict[str, object] = {"bf16": is_bf16, "fp16": value == "fp16-mixed", "tf32": value == "tf32"}
     if config["method"] != "full":
         training["peft_autocast_adapter_dtype"] = value != "bf16"
-    keeps_masters = distributed.by_deepspeed(task) or distributed.by_fsdp(task)  # whose own masters are in fp32
-    notes = []
-    if config["method"] == "full" and not keeps_masters:
-        if value == "bf16-mixed":
-            notes.append(
-                "precision=bf16-mixed: axolotl loads the weights in bf16 and keeps none in fp32: less memory and "
-                "other rounding than was measured"
-            )
-        if value == "fp16-mixed":
-            notes.append(
-                "precision=fp16-mixed: axolotl loads the weights in fp16, for which torch refuses loss scaling"
-            )
+    notes: list[str] = []
     if value == "bf16" and distributed.by_fsdp(task):
         notes.append(NeedsMore("precision=bf16: axolotl's FSDP keeps trained weights in fp32; bf16 was measured"))
     if is_bf16 and task.workload.trainer is None and not distributed.by_deepspeed(task):
@@ -80,19 +69,13 @@ def _micro_batch(value: Value, task: Task) -> Settings:
 def _checkpointing(value: Value, task: Task) -> Settings:
     kwargs = ta.checkpointing(value)
     if kwargs is None:
-        notes = ta.notes_without("checkpointing", value, "axolotl")
-        return settings(*notes, training={"gradient_checkpointing": False})
+        return settings(training={"gradient_checkpointing": False})
     training: dict[str, object] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
     if kwargs.pop("offload", False):
         training["activation_offloading"] = "hidden_states"
-    if not keeps_results(task.config):
-        return settings(training=training)
-    note = (
-        "checkpointing=selective: axolotl keeps the outputs of attention here, not those of matrix products: less "
-        "memory and more recomputation than was measured"
-    )
-    selective_notes = [note] if value == "selective" else []
-    return settings(*selective_notes, training={**training, "selective_checkpointing": {"save": ["attention"]}})
+    if keeps_results(task.config):
+        training["selective_checkpointing"] = {"save": ["attention"]}
+    return settings(training=training)
 
 
 def _batching(value: Value, task: Task) -> Settings:
@@ -116,9 +99,6 @@ def _optimizer(value: Value, task: Task) -> Settings:
 
 def _loss(value: Value, task: Task) -> Settings:
     notes = ta.left_out_notes(task, AXOLOTL, "axolotl")
-    if value == "chunked":
-        difference = "axolotl chunks the loss alone; all logits exist at once: more memory than measured"
-        notes.append(NeedsMore(f"loss=chunked: {difference}"))
     training = {} if value == "fused" else {"chunked_cross_entropy": value == "chunked"}
     return merge(_liger(value, task), settings(*notes, training=training))
 
@@ -175,8 +155,8 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": _optimizer,
-    "update": ta.unsettable("update", "axolotl"),
-    "attention": partial(ta.attention, trainer="axolotl"),
+    "update": ta.unsettable,
+    "attention": ta.attention,
     "kernels": _liger,
     "mlp": _mlp,
     "loss": _loss,

@@ -20,6 +20,7 @@ from autofit.core.units import counted, format_bytes
 from autofit.core.workload import Workload
 from autofit.techniques import AXES
 from autofit.techniques.axes.batching import packs, rows_per_sequence
+from autofit.techniques.habits.known_trainers import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +153,29 @@ _MAY_LACK = ADAPTER_AXES | {axis.name for axis in AXES if axis.leaves_out_recipe
 """Axes that a whole config may not name."""
 
 
-def collect(table: Mapping[str, Emit], task: Task, *, starts_a_script: bool = False) -> Settings:
-    """The table applied to the config. An axis missing from either becomes a note, so that none is lost.
+_CLASS_AND_ENDING: Mapping[str, tuple[type[str], str]] = {
+    "more": (NeedsMore, ": more memory than was measured"),
+    "less": (str, ": less memory and more recomputation than was measured"),
+    "near": (Near, ""),
+    "differs": (str, ""),
+}
+"""Of a note, by `Instead.effect`."""
+
+
+def _notes_on_what_it_cannot(trainer: Trainer, config: Config) -> list[str]:
+    notes = []
+    for axis, (does, effect) in trainer.instead(config).items():
+        if effect is not None:
+            note_class, ending = _CLASS_AND_ENDING[effect]
+            notes.append(note_class(f"{axis}={config[axis]}: {trainer.title} {does}{ending}"))
+    return notes
+
+
+def collect(
+    table: Mapping[str, Emit], task: Task, *, starts_a_script: bool = False, trainer: Trainer | None = None
+) -> Settings:
+    """The table applied to the config. An axis missing from either becomes a note, so that none is lost, and so does
+    what the `trainer` is known to do otherwise.
 
     With `starts_a_script`, for a format that only launches a training script, one note lists what the script must set.
     Raises `UsageError` for a value that its axis does not have.
@@ -162,7 +184,7 @@ def collect(table: Mapping[str, Emit], task: Task, *, starts_a_script: bool = Fa
     for axis in AXES:
         if axis.name in table and axis.name in config:
             axis.check(config[axis.name])
-    parts = []
+    parts = [] if trainer is None else [settings(*_notes_on_what_it_cannot(trainer, config))]
     for name, emit in table.items():
         if name in config:
             parts.append(emit(config[name], task))

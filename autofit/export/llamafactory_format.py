@@ -16,7 +16,6 @@ from autofit.techniques.adapters import alpha
 from autofit.techniques.axes.batching import separates_sequences
 from autofit.techniques.axes.kernels import by_liger
 from autofit.techniques.habits.known_trainers import LLAMAFACTORY
-from autofit.techniques.selective import SAVE_ATTENTION
 
 ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}
 """`flash_attn` of each attention."""
@@ -45,11 +44,8 @@ def _precision(value: Value, task: Task) -> Settings:
     """It loads weights in the checkpoint's own format, and trains copies in fp32 unless `pure_bf16` is set."""
     pure = value == "bf16" and not distributed.by_deepspeed(task)
     notes = []
-    if task.config["method"] != "full":
-        if value in ("tf32", "fp32"):
-            notes.append(f"precision={value}: LLaMA-Factory keeps frozen weights in the format of the checkpoint")
-        if pure and task.workload.trainer is None:
-            notes.append(NeedsMore("precision=bf16: LLaMA-Factory trains adapters in fp32; bf16 was measured"))
+    if task.config["method"] != "full" and pure and task.workload.trainer is None:
+        notes.append(NeedsMore("precision=bf16: LLaMA-Factory trains adapters in fp32; bf16 was measured"))
     return settings(*notes, method={"pure_bf16": pure}, training=ta.precision(task))
 
 
@@ -57,12 +53,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     # Reentrant by default, unlike trials.
     disabled = ta.checkpointing(value) is None
     model: dict[str, object] = {"disable_gradient_checkpointing": disabled, "use_reentrant_gc": False}
-    notes = ta.notes_without("checkpointing", value, "LLaMA-Factory")
-    if value in ("every-2", "every-4", SAVE_ATTENTION, "selective"):
-        notes.append(
-            f"checkpointing={value}: LLaMA-Factory checkpoints all layers or none; all are here: less memory and more "
-            "recomputation than was measured"
-        )
+    notes = []
     if value == "offload":
         model["use_unsloth_gc"] = True
         notes.append(Near("checkpointing=offload: LLaMA-Factory has code of its own for this, for CUDA devices"))
@@ -70,17 +61,11 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _batching(value: Value, task: Task) -> Settings:
-    notes = ta.first_label_notes(value, "LLaMA-Factory")
-    if value == "padding-free" and task.config["attention"] == "flash" and task.config["micro_batch"] != 1:
-        notes.append(
-            "batching=padding-free: LLaMA-Factory takes one row at a time with flash attention, or ends at once"
-        )
-    return ta.batching(value, *notes)
+    return ta.batching(value, *ta.first_label_notes(value, "LLaMA-Factory"))
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    notes = ta.notes_without("attention", value, "LLaMA-Factory")
-    return settings(*notes, model={"flash_attn": ATTENTION.get(str(value), "sdpa")})
+    return settings(model={"flash_attn": ATTENTION.get(str(value), "sdpa")})
 
 
 def _loss(value: Value, task: Task) -> Settings:
@@ -137,10 +122,10 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
-    "update": ta.unsettable("update", "LLaMA-Factory"),
+    "update": ta.unsettable,
     "attention": _attention,
     "kernels": _liger,
-    "mlp": ta.unsettable("mlp", "LLaMA-Factory"),
+    "mlp": ta.unsettable,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

@@ -14,7 +14,7 @@ from autofit.techniques.axes.optimizer import OPTIMIZERS, weight_decay
 from autofit.techniques.axes.precision import product_format
 from autofit.techniques.habits import has_habit, trained_format
 from autofit.techniques.habits.habit import LogitsInEvaluation
-from autofit.techniques.habits.known_trainers import Trainer
+from autofit.techniques.habits.known_trainers import Trainer, trainer_by_name
 from autofit.techniques.selective import BUDGETS
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
@@ -29,14 +29,6 @@ SYNCHRONISED = {SYNC_EACH_BATCH[0]: {SYNC_EACH_BATCH[1]: {SYNC_EACH_BATCH[2]: Tr
 
 LIGER_LAYERS = ("rope", "rms_norm", "swiglu", "geglu")
 """Liger's names for its kernels in decoder layers; a model has one of the last two."""
-
-WITHOUT: Mapping[tuple[str, Value], str] = {
-    ("update", "in-backward"): "keeps all gradients until it updates, and clips them",
-    ("attention", "efficient"): "repeats no keys, and torch keeps all scores where nothing is padded",
-    ("mlp", "tiled"): "computes MLPs as a whole",
-    **{("checkpointing", value): "sets no budget of torch's, and nothing is recomputed" for value in BUDGETS},
-}
-"""What trainers do that have no setting for an axis's value: it takes more memory."""
 
 CHOOSE = "CHOOSE"
 """A word where a trainer expects a number, for what only the user can choose: the trainer refuses to start with it."""
@@ -121,7 +113,7 @@ def translated(
         remedy = f"(`--for {trainer} --eval-batch 1` does)"
         notes.append(Near(f"evaluation: {makes}: one sequence at a time was not measured {remedy}"))
     evaluation = settings(*notes, training={} if size is None else {eval_key: size})
-    return merge(base, evaluation, collect(table, task))
+    return merge(base, evaluation, collect(table, task, trainer=trainer_by_name(trainer)))
 
 
 def batch(value: Value, task: Task) -> Settings:
@@ -175,15 +167,9 @@ def left_out_notes(task: Task, trainer: Trainer, name: str) -> list[str]:
     return [NeedsMore(f"loss=fused: {difference}")]
 
 
-def notes_without(axis: str, value: Value, trainer: str) -> list[str]:
-    """A note where `trainer` has no setting for `value`."""
-    does = WITHOUT.get((axis, value))
-    return [] if does is None else [NeedsMore(f"{axis}={value}: {trainer} {does}: more memory than was measured")]
-
-
-def unsettable(axis: str, trainer: str) -> Emit:
-    """For an axis of which `trainer` has the plain value alone: no settings, and notes on all others."""
-    return lambda value, task: settings(*notes_without(axis, value, trainer))
+def unsettable(value: Value, task: Task) -> Settings:
+    """No settings: the trainer has the plain value alone, as it is known to (`Trainer.cannot`)."""
+    return settings()
 
 
 def optimizer_name(value: Value, trainer: str) -> tuple[str | None, list[str]]:
@@ -272,10 +258,10 @@ def checkpointing(value: Value) -> dict[str, object] | None:
     return kwargs
 
 
-def attention(value: Value, task: Task, *, trainer: str) -> Settings:
-    """`attn_implementation`, by which `trainer` loads the model."""
+def attention(value: Value, task: Task) -> Settings:
+    """`attn_implementation`, by which a trainer loads the model."""
     name = "sdpa" if value == "efficient" else IMPLEMENTATIONS[str(value)]
-    return settings(*notes_without("attention", value, trainer), model={"attn_implementation": name})
+    return settings(model={"attn_implementation": name})
 
 
 def rank(value: Value, task: Task) -> Settings:

@@ -43,20 +43,13 @@ def _precision(value: Value, task: Task) -> Settings:
 
 
 def _checkpointing(value: Value, task: Task) -> Settings:
-    kwargs, notes = ta.checkpointing(value), []
+    kwargs = ta.checkpointing(value)
     training: dict[str, object] = {"gradient_checkpointing": kwargs is not None, "activation_offloading": False}
     if kwargs is None:
-        return settings(*ta.notes_without("checkpointing", value, "trl"), training=training)
+        return settings(training=training)
     if keeps_results(task.config):
         kwargs["selective"] = True
-        if value == "selective":
-            notes.append(
-                "checkpointing=selective: trl keeps the outputs of attention only, not those of matrix products: "
-                "less memory and more recomputation than was measured"
-            )
-        if task.config["method"] != "full":
-            notes.append(f"checkpointing={value}: trl 1.16 with transformers 5.23 ignores it with adapters")
-    return settings(*notes, training={**training, "gradient_checkpointing_kwargs": kwargs})
+    return settings(training={**training, "gradient_checkpointing_kwargs": kwargs})
 
 
 def _batching(value: Value, task: Task) -> Settings:
@@ -64,12 +57,8 @@ def _batching(value: Value, task: Task) -> Settings:
     if value == "packed":
         cuts = Near("batching=packed: trl cuts sequences where a row ends; whole ones were counted")
         notes.append(ta.packing_note("trl") if task.config["attention"] == "flash" else cuts)
-    if value == "padding-free" and task.config["attention"] != "flash":
-        joins = "trl makes one row of a micro-batch, whose mask is"
-        if task.config["micro_batch"] == 1:
-            notes.append(Near("batching=padding-free: trl warns that it is meant for flash attention"))
-        else:
-            notes.append(NeedsMore(f"batching=padding-free: {joins} as many times larger as that has rows"))
+    if value == "padding-free" and task.config["attention"] != "flash" and task.config["micro_batch"] == 1:
+        notes.append(Near("batching=padding-free: trl warns that it is meant for flash attention"))
     return ta.batching(value, *notes)
 
 
@@ -77,19 +66,14 @@ def _attention(value: Value, task: Task) -> Settings:
     # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
     flattens = value == "flash" or separates_sequences(task.config)
     packing = {"packing_strategy": "bfd" if flattens else "wrapped"} if task.packs else {}
-    return merge(ta.attention(value, task, trainer="trl"), settings(data=packing))
+    return merge(ta.attention(value, task), settings(data=packing))
 
 
 _liger = partial(ta.liger, without_loss=True)
 
 
 def _loss(value: Value, task: Task) -> Settings:
-    differences = {
-        "full": "trl always chunks the loss: less memory than was measured",
-        "fused": "trl refuses Liger's fused loss and chunks the loss with a kernel of its own",
-    }
-    notes = [Near(f"loss={value}: {differences[str(value)]}")] if value in differences else []
-    return merge(_liger(value, task), settings(*notes, training={"loss_type": "nll"}))
+    return merge(_liger(value, task), settings(training={"loss_type": "nll"}))
 
 
 def _sharding(value: Value, task: Task) -> Settings:
@@ -108,10 +92,10 @@ TABLE: Mapping[str, Emit] = {
     "batching": _batching,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
-    "update": ta.unsettable("update", "trl"),
+    "update": ta.unsettable,
     "attention": _attention,
     "kernels": _liger,
-    "mlp": ta.unsettable("mlp", "trl"),
+    "mlp": ta.unsettable,
     "loss": _loss,
     "compile": ta.compilation,
     "offload": ta.offload,

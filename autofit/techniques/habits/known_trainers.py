@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 from autofit.catalog.models import Model
 from autofit.core.errors import unknown
@@ -26,7 +27,17 @@ from autofit.techniques.habits.habit import (
     UnderAutocast,
     UpcastBeside4Bit,
 )
-from autofit.techniques.selective import BUDGETS, SAVE_ATTENTION
+from autofit.techniques.selective import BUDGETS, SAVE_ATTENTION, SELECTIVE
+
+
+class Instead(NamedTuple):
+    """What a trainer does instead of what a config says."""
+
+    does: str
+    """Beginning with a verb."""
+    effect: Literal["more", "less", "near", "differs"] | None = "differs"
+    """What that means for an export: more memory than was measured; less, and more recomputation; another
+    implementation of the same; or something else. None where that depends on other axes: the export says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +52,15 @@ class Trainer:
     """Axis -> the value that stands for the plain recipe's, which the trainer cannot train."""
     nearest: Mapping[str, Mapping[Value, Value]] = field(default_factory=dict)
     """Axis -> value that the trainer lacks -> the one that it has in its place."""
-    cannot: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Axis -> value -> what the trainer does instead, beginning with a verb."""
-    cannot_with_adapters: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    cannot: Mapping[str, Mapping[str, Instead]] = field(default_factory=dict)
+    """Axis -> value -> what the trainer does instead."""
+    cannot_with_adapters: Mapping[str, Mapping[str, Instead]] = field(default_factory=dict)
     """As `cannot`, for LoRA and QLoRA alone."""
-    cannot_in_full: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    cannot_in_full: Mapping[str, Mapping[str, Instead]] = field(default_factory=dict)
     """As `cannot`, for full training alone, unless DeepSpeed or FSDP decides the weights' formats."""
 
-    cannot_keep_apart: Callable[[Config], str | None] = lambda config: None
-    """What it does instead of keeping a config's packed sequences apart, beginning with a verb; None if it can."""
+    cannot_keep_apart: Callable[[Config], Instead | None] = lambda config: None
+    """What it does instead of keeping a config's packed sequences apart; None if it can."""
     liger_models: tuple[str, ...] = ()
     """Types of models to which it applies Liger's loss; empty where it is not asked for that."""
     has_one_liger_switch: bool = False
@@ -60,17 +71,28 @@ class Trainer:
         """The number of `version`."""
         return self.version.split()[1]
 
+    @property
+    def title(self) -> str:
+        """Its name as it writes it."""
+        return self.version.split()[0]
+
+    def instead(self, config: Config) -> dict[str, Instead]:
+        """What the trainer does otherwise than `config` says, by the axis that says it."""
+        of_method = self.cannot_with_adapters
+        if config.get("method") == "full":
+            is_whole = "sharding" in config and "offload" in config  # a stored config may lack them
+            of_method = {} if is_whole and has_own_mixed_precision(config) else self.cannot_in_full
+        rows = (row for table in (self.cannot, of_method) for row in table.items())
+        found = {axis: instead for axis, values in rows if (instead := values.get(str(config.get(axis)))) is not None}
+        apart = self.cannot_keep_apart(config) if separates_sequences(config) else None
+        return found if apart is None else {**found, "batching": apart}
+
     def unsupported(self, config: Config) -> str | None:
         """Why the trainer trains something else than `config` says, in one sentence; None if it does not."""
-        of_method = self.cannot_with_adapters
-        if config["method"] == "full":
-            of_method = {} if has_own_mixed_precision(config) else self.cannot_in_full
-        for axis, values in (row for table in (self.cannot, of_method) for row in table.items()):
-            instead = values.get(str(config.get(axis)))
-            if instead is not None:
-                return f"{axis}={config[axis]} is not possible with {self.name}, which {instead}"
-        instead = self.cannot_keep_apart(config) if separates_sequences(config) else None
-        return instead and f"batching=padding-free is not possible here with {self.name}, which {instead}"
+        for axis, instead in self.instead(config).items():
+            here = " here" if axis == "batching" else ""  # other axes decide that, too
+            return f"{axis}={config[axis]} is not possible{here} with {self.name}, which {instead.does}"
+        return None
 
     def leaves_liger_out(self, model: Model) -> bool:
         """Whether the trainer takes no notice, for this model, of being told to use Liger's loss."""
@@ -94,10 +116,11 @@ TRANSFORMERS = Trainer(
 )
 """`Trainer` with peft, as their guides use them."""
 
-_NO_BUDGET = dict.fromkeys(BUDGETS, "sets no budget of torch's")
-_NO_REPEATING = {"efficient": "leaves shared keys to torch's sdpa"}
-_NO_TILES = {"tiled": "computes MLPs as a whole"}
-_NO_EARLY_UPDATE = {"in-backward": "updates all weights after the backward pass"}
+_NO_BUDGET = dict.fromkeys(BUDGETS, Instead("sets no budget of torch's, and recomputes nothing", "more"))
+_NO_REPEATING = {"efficient": Instead("leaves shared keys to torch's sdpa", "more")}
+_NO_TILES = {"tiled": Instead("computes MLPs as a whole", "more")}
+_NO_EARLY_UPDATE = {"in-backward": Instead("updates all weights after the backward pass, and clips", "more")}
+_ATTENTION_ALONE = Instead("keeps the outputs of attention only", "less")
 
 TRL = Trainer(
     name="trl",
@@ -109,15 +132,20 @@ TRL = Trainer(
     usual={"loss": "chunked"},
     nearest={"checkpointing": {"selective": SAVE_ATTENTION}},
     cannot={
-        "loss": {"full": "always chunks the loss", "fused": "refuses Liger's fused loss"},
+        "loss": {
+            "full": Instead("always chunks the loss", "near"),
+            "fused": Instead("refuses Liger's fused loss, and chunks the loss", "near"),
+        },
         "attention": _NO_REPEATING,
-        "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
+        "checkpointing": {"selective": _ATTENTION_ALONE, **_NO_BUDGET},
         "update": _NO_EARLY_UPDATE,
         "mlp": _NO_TILES,
     },
-    cannot_with_adapters={"checkpointing": {SAVE_ATTENTION: "recomputes attention, too, in a model with adapters"}},
+    cannot_with_adapters={
+        "checkpointing": dict.fromkeys(SELECTIVE, Instead("recomputes attention, too, in a model with adapters"))
+    },
     cannot_keep_apart=lambda config: (
-        "joins the rows of a micro-batch, under one mask without attention=flash"
+        Instead("joins the rows of a micro-batch, under one mask without attention=flash", "more")
         if config["attention"] != "flash" and config["micro_batch"] != 1
         else None
     ),
@@ -136,21 +164,23 @@ AXOLOTL = Trainer(
     ),
     nearest={"checkpointing": {"selective": SAVE_ATTENTION}},
     cannot={
-        "checkpointing": {"selective": "keeps the outputs of attention only", **_NO_BUDGET},
-        "loss": {"chunked": "chunks the loss alone and makes all logits at once"},
+        "checkpointing": {"selective": _ATTENTION_ALONE, **_NO_BUDGET},
+        "loss": {"chunked": Instead("chunks the loss alone and makes all logits at once", "more")},
         "attention": _NO_REPEATING,
         "update": _NO_EARLY_UPDATE,
     },
     cannot_in_full={
         "precision": {
-            "bf16-mixed": "loads the weights in bf16 and keeps none in fp32",
-            "fp16-mixed": "loads the weights in fp16, for which torch refuses loss scaling",
+            "bf16-mixed": Instead("loads the weights in bf16 and keeps none in fp32: less memory and other rounding"),
+            "fp16-mixed": Instead("loads the weights in fp16, for which torch refuses loss scaling"),
         }
     },
     liger_models=LIGER_MODELS,
 )
 
-_ALL_LAYERS = dict.fromkeys(("every-2", "every-4", SAVE_ATTENTION, "selective"), "checkpoints all layers or none")
+_ALL_LAYERS = dict.fromkeys(
+    ("every-2", "every-4", SAVE_ATTENTION, "selective"), Instead("checkpoints all layers or none", "less")
+)
 
 LLAMAFACTORY = Trainer(
     name="llamafactory",
@@ -164,17 +194,17 @@ LLAMAFACTORY = Trainer(
     ),
     cannot={
         "checkpointing": {**_ALL_LAYERS, **_NO_BUDGET},
-        "loss": {"chunked": "has no such loss and makes all logits at once"},
+        "loss": {"chunked": Instead("has no such loss and makes all logits at once", None)},
         "attention": _NO_REPEATING,
         "update": _NO_EARLY_UPDATE,
         "mlp": _NO_TILES,
     },
     cannot_with_adapters={
-        "precision": dict.fromkeys(("tf32", "fp32"), "keeps frozen weights in the format of the checkpoint")
+        "precision": dict.fromkeys(("tf32", "fp32"), Instead("keeps frozen weights in the format of the checkpoint"))
     },
     # `SFTDataCollatorWith4DAttentionMask` of src/llamafactory/data/collator.py ends at other batches.
     cannot_keep_apart=lambda config: (
-        "takes one row at a time with attention=flash"
+        Instead("takes one row at a time with attention=flash")
         if config["attention"] == "flash" and config["micro_batch"] != 1
         else None
     ),

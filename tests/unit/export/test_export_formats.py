@@ -51,7 +51,8 @@ def test_every_value_is_emitted_or_noted(name: str) -> None:
         for value in values:
             config = make_config(**{"method": method, axis: value})
             task = Recommended.of(make_recommendation(config), "x")
-            made = collect(EVERY_TABLE[name], task, starts_a_script=name in STARTERS)
+            trainer = TRAINERS.get(name)
+            made = collect(EVERY_TABLE[name], task, starts_a_script=name in STARTERS, trainer=trainer)
             # Packing is said with the data, as it is where every sequence is full.
             alike = (axis, value) in (("sharding", "none"), ("batching", "padded"))
             assert (made.sections, made.notes) not in seen or alike, (axis, value)
