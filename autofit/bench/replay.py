@@ -168,7 +168,6 @@ def replay(
 def _with_predictions(
     problems: Mapping[str, Recorded], tables: Iterable[RecordedTable], store: str | None, report: Report
 ) -> dict[str, Recorded]:
-    """The problems; those of `tables` get predictions."""
     foreseen = dict(problems)
     for table in tables:
         with suppress(AutofitError):  # the search itself says what is missing

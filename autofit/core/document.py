@@ -47,7 +47,6 @@ def read(cls: type[T], data: Mapping[str, Any]) -> T:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON has it."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if isinstance(value, Mapping):

@@ -156,7 +156,6 @@ def in_words(contradictory: int) -> str:
 
 
 def _settles_alone(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> bool:
-    """Whether the trial alone would settle its config."""
     outcome = trial.outcome
     if trial.why_set_aside:
         return False

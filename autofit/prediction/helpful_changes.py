@@ -75,7 +75,6 @@ def effect_of(before: Config, after: Config, job: Job) -> Effect:
 
 
 def _formats(config: Config, job: Job) -> tuple[object, ...]:
-    """What the trainer changes of a config's number formats."""
     return *of_formats(config, job.workload.trainer), is_under_autocast(config, job)
 
 
@@ -234,11 +233,10 @@ class _Neighbourhood:
         ]
 
     def _lighter_than(self, axis: Axis, config: Config) -> list[Value]:
-        """The values lighter than a config's; none of an axis that does not apply to it."""
         return [value for value in self._values(axis) if axis.place(value) < axis.place(axis.of(config))]
 
     def _values(self, axis: Axis) -> Sequence[Value]:
-        """The default space's values of an axis, lightest first."""
+        """The default space's, lightest first."""
         listed: Sequence[Value] = self._space.axes.get(axis.name, ())
         if axis.name == "attention" and listed:
             return ("efficient", *listed)  # which a search takes in place of sdpa where that helps
@@ -250,7 +248,6 @@ class _Neighbourhood:
         return listed
 
     def _by_tier(self, changes: Iterable[dict[str, Value]]) -> defaultdict[Tier, list[Config]]:
-        """The possible configs that changes lead to, by what those do to the training."""
         candidates = dict.fromkeys(changed(self._base.config, values) for values in changes)
         tiers: defaultdict[Tier, list[Config]] = defaultdict(list)
         for config in dict.fromkeys(map(self._reached, candidates)):
@@ -259,7 +256,6 @@ class _Neighbourhood:
         return tiers
 
     def _tier(self, effect: Effect) -> Tier:
-        """The tier of changes that keep the method."""
         return effect, METHODS.index(self._base.config.text("method"))
 
     def _effect_of(self, config: Config) -> Effect:

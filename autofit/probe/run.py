@@ -183,7 +183,6 @@ class _Progress:
             self._part = report
 
     def _close(self) -> None:
-        """The part under way has ended."""
         assert self._part is not None and self.left is not None
         self.left.remove(self._part.name)
         self.parts.append(self._part)

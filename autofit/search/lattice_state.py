@@ -38,7 +38,6 @@ def answers(
 
 
 def _lost_its_rival(trial: Trial, full: Iterable[Point]) -> bool:
-    """Whether a trial was stopped early, and none of the fully timed ones beats it."""
     stopped = point(trial)
     if stopped is None or not stopped.measurement.stopped_early:
         return False
@@ -219,7 +218,6 @@ class LatticeState:
         return min((p.measurement.step_seconds.median for p in self.points() if p.method == method), default=math.inf)
 
     def _count_as(self, trial: Trial) -> None:
-        """Make `trial` the one that settles its config."""
         config = trial.config
         self.version += 1
         self.under_way.discard(config)

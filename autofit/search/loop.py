@@ -101,7 +101,6 @@ class SearchLoop:
         return {} if self._predictions is None else self._predictions.beyond_host
 
     def _begin(self) -> None:
-        """Set up the state that needs no trial."""
         job, limits = self.plan.job, self.plan.limits
         self._budget = Budget(limits=limits, clock=self.clock)
         self.state = LatticeState.of(self.plan)
@@ -309,7 +308,6 @@ class SearchLoop:
         return checked if checked is trial else self._of_this_search(checked)
 
     def _of_this_search(self, refuted: Trial) -> Trial:
-        """A trial that this search has found to be wrong, with this search's limit and the current time."""
         return replace(refuted, memory_limit_bytes=self.plan.limits.memory_bytes, recorded_at=now())
 
     def _refute(self) -> None:

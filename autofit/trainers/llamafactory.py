@@ -132,7 +132,6 @@ def _attention(keys: Keys) -> str:
 
 
 def _liger(keys: Keys) -> dict[str, str]:
-    """The values of `loss` and `kernels`."""
     if not keys.flag("enable_liger_kernel") and not keys.flag("use_liger_kernel"):
         return {"loss": "full"}
     return {"loss": "fused", "kernels": "liger"}

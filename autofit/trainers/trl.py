@@ -96,7 +96,6 @@ def _count_mask(keys: Keys, attention: str, size: int, seq_len: int | None) -> N
 
 
 def _method(keys: Keys) -> tuple[str, dict[str, object]]:
-    """The method, and what goes with adapters."""
     if not keys.flag("use_peft"):
         for key in ("load_in_4bit", "load_in_8bit"):
             if keys.flag(key):

@@ -201,7 +201,6 @@ class StepTimes:
         return hypotheses.values()
 
     def _extended(self, hypothesis: _Hypothesis, evidence: _Evidence) -> list[_Hypothesis]:
-        """`hypothesis` with each further cause."""
         scale, noise, causes, _ = hypothesis
         densities = evidence.log_densities_with_another(self._variances[scale], noise, causes)
         prior = math.fsum(evidence.causes[number].log_prior for number in causes)

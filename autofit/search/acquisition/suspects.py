@@ -49,5 +49,4 @@ def _causes(crashed: list[Values]) -> list[Values]:
 
 
 def _config_crashed(outcome: Outcome) -> bool:
-    """Whether a config has crashed, and not what runs the trials."""
     return isinstance(outcome, Crashed) and not machinery_failed(outcome) and not worker_was_lost(outcome)

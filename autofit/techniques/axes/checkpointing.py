@@ -95,7 +95,6 @@ def within_budget(share: float, backend: Callable[..., Any]) -> Callable[..., An
 
 
 def _why_no_budget(config: Config) -> str | None:
-    """Why torch cannot keep a layer's activations within a budget."""
     value = config.text("checkpointing")
     if config["compile"] is not True:
         return f"checkpointing={value} needs compile=true, which recomputes within a compiled layer: or use selective"
@@ -113,7 +112,6 @@ def _why_no_budget(config: Config) -> str | None:
 
 
 def _checkpoint_function(config: Config) -> Callable[..., Any]:
-    """The function through which a checkpointed layer's forward is called."""
     from torch.utils.checkpoint import checkpoint
 
     if keeps_results(config):

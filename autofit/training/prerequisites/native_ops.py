@@ -120,7 +120,6 @@ def hindrance(name: str) -> EnvironmentLacks | None:
 
 
 def _has_function(libraries: tuple[str, ...], function: str) -> bool:
-    """Whether one of these shared libraries can be loaded and has the function."""
     for library in libraries:
         with suppress(OSError):
             if hasattr(ctypes.CDLL(library), function):

@@ -38,7 +38,6 @@ def requirement_key(config: Config, job: Job) -> tuple[Value | None, ...]:
 
 
 def _needs_trl(job: Job) -> bool:
-    """Whether a trial of `job` runs the kernels of trl's own loss."""
     return job.hardware.kind == "cuda" and replaces_loss(job)
 
 
