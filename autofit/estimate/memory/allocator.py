@@ -180,8 +180,7 @@ class CachingAllocator:
         return {(block.address, block.size) for pool in self._pools.values() for block in pool.free()}
 
     def empty_cache(self) -> None:
-        """Give unused memory back to the driver: whole free segments, or all free pages of expandable ones, and their
-        addresses where no page is left (release_expandable_segment)."""
+        """Give unused memory back to the driver: whole free segments, or all free pages of expandable ones."""
         for pool in self._pools.values():
             for block in pool.free():
                 if self.expandable_segments:
@@ -308,8 +307,7 @@ class CachingAllocator:
             if neighbour is not None and not neighbour.mapped:
                 pool.unmapped.remove(neighbour)
                 self._absorb(block, neighbour)
-        if block.before is not None or block.after is not None:
-            insort(pool.unmapped, block, key=lambda unmapped: unmapped.address)
+        insort(pool.unmapped, block, key=lambda unmapped: unmapped.address)
 
     def _split(self, block: Block, size: int) -> None:
         rest_bytes = block.size - size
