@@ -79,7 +79,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        titles = {401: "Unauthorised", 403: "Forbidden", 404: "Not found", 409: "Conflict", 413: "Too large"}
+        titles = {401: "Unauthorised", 403: "Forbidden", 404: "Not found", 413: "Too large"}
         title = titles.get(error.status_code, "Error")
         response = problem(error.status_code, title, str(error.detail), headers=error.headers)
         described = request.app.openapi()["paths"].get(getattr(request.scope.get("route"), "path", ""))

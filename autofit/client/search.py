@@ -47,8 +47,7 @@ class RemoteSearch:
             time.sleep(LOOK_SECONDS)
 
     def cancel(self) -> dict[str, Any]:
-        """End it, and return its state. Needs a token that may cancel it. Raises `UsageError` if others have asked for
-        the same."""
+        """End it, unless others have asked for the same, and return its state. Needs a token that may cancel it."""
         return dict(self._connection.ask("DELETE", self._path))
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:

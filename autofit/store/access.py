@@ -132,18 +132,29 @@ class Access:
         """Writes down that this token would have cancelled a search that it had not asked for."""
         self._database.commit(lambda c: add_audit(c, token, "refused", search_id))
 
-    def askers(self, search_id: str) -> set[str]:
-        """The names of the tokens that have asked for this search; without revoked ones."""
-        revoked = select(TokenRow.name).where(TokenRow.revoked_at.is_not(None))
-        asked = select(AuditRow.token).where(AuditRow.search_id == search_id, AuditRow.action == "search")
-        return set(self._database.fetch(lambda c: c.scalars(asked.where(AuditRow.token.not_in(revoked))).all()))
+    def has_asked(self, token: str, search_id: str) -> bool:
+        """Whether this token has asked for this search, whatever it has done since."""
+        asked = AuditRow.search_id == search_id, AuditRow.token == token, AuditRow.action == "search"
+        return self._database.fetch(lambda c: c.scalar(select(AuditRow.id).where(*asked).limit(1))) is not None
+
+
+def askers(connection: Connection, search_id: str) -> set[str]:
+    """The names of the tokens that have asked for a search, and have not cancelled it since; without revoked ones."""
+    asked = {token for token, action in _last_actions(connection, search_id).items() if action == "search"}
+    return asked.difference(connection.scalars(select(TokenRow.name).where(TokenRow.revoked_at.is_not(None))))
 
 
 def add_audit(connection: Connection, token: str | None, action: str, search_id: str) -> None:
-    """Writes down who has done what, once, in the transaction that does it; nothing if `token` is None."""
-    done = {"token": token, "action": action, "search_id": search_id}
-    if token is not None and connection.scalar(select(AuditRow.id).filter_by(**done).limit(1)) is None:
-        connection.execute(insert(AuditRow).values(at=precise_now(), **done))
+    """Writes down who has done what, in the transaction that does it; nothing if `token` is None, or if it was this
+    token's last action already."""
+    if token is not None and _last_actions(connection, search_id).get(token) != action:
+        connection.execute(insert(AuditRow).values(at=precise_now(), token=token, action=action, search_id=search_id))
+
+
+def _last_actions(connection: Connection, search_id: str) -> dict[str, str]:
+    """By the names of tokens, what each has done last to a search."""
+    rows = select(AuditRow.token, AuditRow.action).where(AuditRow.search_id == search_id).order_by(AuditRow.id)
+    return {token: action for token, action in connection.execute(rows)}
 
 
 _TOKENS = select(TokenRow.name, TokenRow.scope, TokenRow.created_at, TokenRow.revoked_at)

@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse
 
 from autofit.api.middleware.access import RUN, MayRun
 from autofit.api.page.forms import Fields, choices, chosen, workload_query
-from autofit.api.page.rendering import PageRoute, is_partial, render
+from autofit.api.page.rendering import PageRoute, is_partial, render, sentence
 from autofit.api.routes import searches
 from autofit.api.routes.common import Models, OpenedStore
 from autofit.api.routes.searches import AskedSearch, SearchState, StoredSearch
@@ -53,7 +53,8 @@ def search_page(request: Request, search: StoredSearch, models: Models) -> Respo
 
 @ROUTES.post("/searches/{search_id}/cancel", dependencies=[RUN])
 def cancel(request: Request, search: StoredSearch, store: OpenedStore, token: MayRun, models: Models) -> Response:
-    searches.cancel(search, store, token, models)
+    if searches.cancel(search, store, token, models).state not in ENDINGS:
+        return sentence(request, "The search goes on: others want it too.", 200)
     return _go_to(request, f"/searches/{search.search_id}")
 
 

@@ -28,7 +28,7 @@ class _Files(StaticFiles):
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
-        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers.update({"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"})
         return response
 
 

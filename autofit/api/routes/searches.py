@@ -58,8 +58,7 @@ class SearchState(BaseModel):
     def of(cls, search: Search, models: NamedModels) -> SearchState:
         waiting_for = f"a free runner with {search.hardware_name}" if search.state == "queued" else None
         if search.state == "running" and not search.held:
-            gone = "another driver: its own has gone", "its command line, which has gone: ask for it again"
-            waiting_for = gone[search.hardware_name is None]
+            waiting_for = "another driver: its own has gone"
         fields = {name: value for name, value in search.to_json().items() if name in cls.model_fields}
         request = dict(search.request.get("asked", search.request))
         request["model"] = search.workload.model  # its name, never its path on the server
@@ -113,16 +112,12 @@ def state(search: StoredSearch, models: Models) -> SearchState:
 
 @ROUTES.delete("/v1/searches/{search_id}", dependencies=[RUN], summary="Cancel a search; its trials stay stored")
 def cancel(search: StoredSearch, store: OpenedStore, token: MayRun, models: Models) -> SearchState:
-    """A token with the scope admin ends any search, another one that nobody else has asked for."""
-    if not token.allows("admin"):
-        askers = store.access.askers(search.search_id)
-        if token.name not in askers:
-            store.access.note_refusal(token.name, search.search_id)
-            raise HTTPException(403, f"search {search.search_id} is not one that {token.name!r} asked for")
-        is_on_command_line = search.hardware_name is None and search.held
-        if search.state not in ENDINGS and (len(askers) > 1 or is_on_command_line):
-            raise HTTPException(409, f"others have asked for search {search.search_id} too: it goes on")
-    store.queue.cancel(search.search_id, by=token.name)
+    """It goes on for others that have asked for it; a token with the scope admin ends it for all."""
+    is_admin = token.allows("admin")
+    if not is_admin and not store.access.has_asked(token.name, search.search_id):
+        store.access.note_refusal(token.name, search.search_id)
+        raise HTTPException(403, f"search {search.search_id} is not one that {token.name!r} asked for")
+    store.queue.cancel(search.search_id, by=token.name, for_all=is_admin)
     return SearchState.of(stored_search(search.search_id, store), models)
 
 

@@ -55,9 +55,9 @@ class Zero(ZeroAmounts):
     def extremes(self) -> Sequence[Zero]:
         """The last rank, whose parameters have their gradients first, allocates its partition early; in stage 1 the
         first one still holds the other ranks' large gradients when it allocates its own. With fp32 gradients of the
-        whole model in stage 1, all ranks are alike."""
+        whole model in stage 1, all ranks are alike, as in stage 3 and with the optimizer on the host."""
         if not self.updaters or self.stage == 3 or (self.stage == 1 and self._keeps_wide_gradients):
-            return (self,)
+            return (replace(self, part=None),)
         return tuple(replace(self, part=part) for part in ((-1, 0) if self.ranks == 2 else (-1, 0, None)))
 
     @property
@@ -160,9 +160,9 @@ class Zero(ZeroAmounts):
         return edit.allocate(wide, place, shares=self.ranks, holds=Category.GRADIENTS, stream=self._stream)
 
     def _stay(self, edit: Edit, stage: str) -> set[int]:
-        """The gradients, but for an input embedding's, that a rank keeps to the end of a backward where its part is
-        summed in fp32 beside them, or on the host with more to come: its own, of those that are larger than the bucket
-        (`copy_grads_in_partition`)."""
+        """The gradients that a rank keeps to the end of a backward, where its part is summed in fp32 beside them, or on
+        the host with more to come (`copy_grads_in_partition`). They are its own, of those larger than the bucket. An
+        input embedding's is not among them."""
         trained = edit.trained()
         leading = {id(p) for p in takewhile(lambda p: p.layer is None, trained)}
         kept = [p for p, _ in self._own(edit) if id(p) not in leading and not self._fits_bucket(p)]
@@ -258,15 +258,15 @@ class Zero(ZeroAmounts):
         (`get_flat_partition`), in stage 3 of the rank's part of every gradient."""
         if self.updaters:
             place, events = edit.before_update(stage)
-            largest, shares = self._largest_part(edit), 1
-            if self.stage == 3:
-                largest, shares = self._widest(edit.trained()).bytes, self.ranks
+            shares = self.ranks if self.stage == 3 else 1
+            largest = self._widest(edit.trained()).bytes if self.stage == 3 else self._largest_part(edit)
             copy = largest * NORM_BYTES // self.width
             edit.free(events, edit.allocate([copy], place, shares=shares, events=events))
 
     def _largest_part(self, edit: Edit) -> int:
         """Bytes of the largest gradient in the rank's part of the flat buffer, as far as it lies there."""
-        return max(_part_of(p, self.bytes(p), part) for p, part in self._own(edit))
+        parameter, part = max(self._own(edit), key=lambda own: own[1])
+        return _part_of(parameter, self.bytes(parameter), part)
 
     def _own(self, edit: Edit) -> list[tuple[Storage, int]]:
         """The trained parameters that reach into the rank's part of the flat buffer, and by how many bytes."""
@@ -383,8 +383,8 @@ def _part_of(parameter: Storage, size: int, part: int) -> int:
 
 
 def _drop_as_next_comes(edit: Edit, stage: str, gradients: set[int], dropped: Iterable[int]) -> None:
-    """Free those that are `dropped` of the `gradients` where the operation ends that makes the next one; those of an
-    earlier micro-step, to which this one adds, at the end of their layer."""
+    """Free those that are `dropped` of the `gradients` where the hook of the next one runs; those of an earlier
+    micro-step, to which this one adds, at the end of their layer."""
     left = set(dropped)
     arrivals = [
         (events, at, event.storage)

@@ -187,9 +187,8 @@ def _drive(
 
 
 def _withdraw(campaign_id: str, standings: Sequence[Standing], store: Store) -> None:
-    """End the searches that this campaign alone has queued, lest a runner takes them on; no others."""
+    """End the searches that this campaign has queued, lest a runner takes them on; no others."""
     with suppress(StoreError):
         for search in map(store.search, (standing.search_id for standing in standings)):
-            is_own = search is not None and search.campaign_id == campaign_id and search.state == "queued"
-            if search is not None and is_own and not store.access.askers(search.search_id):
-                store.queue.cancel(search.search_id)
+            if search is not None and search.campaign_id == campaign_id and search.state == "queued":
+                store.queue.cancel(search.search_id, for_all=False)

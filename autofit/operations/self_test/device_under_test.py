@@ -115,9 +115,12 @@ class DeviceUnderTest:
     @property
     def plain(self) -> Config:
         """The plain recipe, in the first precision that works here without being emulated."""
-        working = [name for name, finding in self.findings.items() if finding.verdict is Verdict.WORKS]
-        best = next((p for p in PLAIN_PRECISIONS if f"precision={p}" in working), PLAIN_PRECISIONS[-1])
+        best = next((p for p in PLAIN_PRECISIONS if self._trains_plainly(f"precision={p}")), PLAIN_PRECISIONS[-1])
         return complete({"precision": best})
+
+    def _trains_plainly(self, check: str) -> bool:
+        """Whether a check's trial has trained as it should, without emulation: also where it was not predicted."""
+        return self.fitted(check) is not None and self.findings[check].verdict in (Verdict.WORKS, Verdict.FAILED)
 
     def fitted(self, check: str) -> Trial | None:
         """The last trial of an earlier check; None where that did not fit, or the check did not run."""

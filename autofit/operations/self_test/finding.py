@@ -95,7 +95,7 @@ class Check:
     technique: bool = False
     """Whether it is one value of one axis."""
     most_seconds: float = 45.0
-    """With more than this it hangs."""
+    """It is cut after so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

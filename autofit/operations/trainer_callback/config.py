@@ -89,7 +89,7 @@ def config_of(args: TrainingArguments, model: Any, optimizer: Any) -> Config:
     _check_optimizer(args, model, optimizer)
     _check_checkpointing(unwrap(model), run.config)
     _check_kernels(args, model)
-    values: dict[str, Value] = {**dict(run.config.items), **_method(model)}
+    values: dict[str, Value] = {**dict(run.config.items), **_method(args, model)}
     values["attention"] = _attention(unwrap(model))
     values["precision"] = _precision(args, model, str(values["method"]))
     return complete(values)
@@ -194,7 +194,7 @@ def _adapters(model: Any) -> Any:
     return adapters
 
 
-def _method(model: Any) -> dict[str, Value]:
+def _method(args: TrainingArguments, model: Any) -> dict[str, Value]:
     """The method and, of adapters, their rank and targets."""
     stored = getattr(unwrap(model).config, "quantization_config", None)
     four_bit = bool(getattr(model, "is_loaded_in_4bit", False))
@@ -204,6 +204,8 @@ def _method(model: Any) -> dict[str, Value]:
         if four_bit:
             raise UsageError("its weights are in 4 bits and it has no adapters")
         return {"method": "full"}
+    if four_bit:
+        _check_nf4(stored, args, model)
     from peft.tuners.lora import LoraLayer
 
     adapters = _adapters(model)
@@ -215,6 +217,18 @@ def _method(model: Any) -> dict[str, Value]:
     for ignored in keys.not_counted:
         raise UsageError(f"no axis says the targets of its adapters ({ignored.because.partition(';')[0]})")
     return {"method": "qlora" if four_bit else "lora", "rank": int(adapters.r), "targets": targets}
+
+
+def _check_nf4(stored: Any, args: TrainingArguments, model: Any) -> None:
+    """Raise `UsageError` for 4-bit weights that are not those of the axis, or whose products are wider."""
+    settings = stored if isinstance(stored, dict) else stored.to_dict()
+    trained = {str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.requires_grad}
+    products = {{"bf16": "bfloat16", "fp16": "float16"}[_autocast(args)]} if _autocast(args) != "no" else trained
+    computes = str(settings.get("bnb_4bit_compute_dtype")).removeprefix("torch.")
+    if products != {computes}:
+        raise UsageError(f"no axis says products in {computes} beside its 4-bit weights (bnb_4bit_compute_dtype)")
+    if settings.get("bnb_4bit_quant_type") != "nf4" or not settings.get("bnb_4bit_use_double_quant"):
+        raise UsageError("no axis says its 4-bit weights: qlora has nf4 with double quantisation")
 
 
 def _attention(base: Any) -> str:
@@ -252,6 +266,10 @@ def _precision(args: TrainingArguments, model: Any, method: str) -> str:
     (dtype,) = trained
     if method == "full" and frozen:
         raise UsageError("no axis says which weights are trained: some are frozen, without adapters")
+    # A 4-bit base usually has its norms and embeddings in fp32 (peft's prepare_model_for_kbit_training).
+    if not frozen <= {autocast or dtype, *([torch.float32] if method == "qlora" else [])}:
+        formats = " and ".join(sorted(str(other).removeprefix("torch.") for other in frozen))
+        raise UsageError(f"no axis says its precision: frozen weights in {formats}, products in {autocast or dtype}")
     precision = names[dtype, autocast]
     return "tf32" if precision == "fp32" and args.device.type == "cuda" and _multiplies_in_tf32() else precision
 

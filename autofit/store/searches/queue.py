@@ -14,7 +14,7 @@ from autofit.core.document import Document
 from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 from autofit.core.outcome import seconds_since
 from autofit.core.workload import Workload
-from autofit.store.access import add_audit
+from autofit.store.access import add_audit, askers
 from autofit.store.database.engine import Database, to_text
 from autofit.store.rows import check_text, keep, precise_now
 from autofit.store.searches.lease import (
@@ -89,15 +89,19 @@ class SearchQueue:
         by: str | None = None,
         campaign_id: str | None = None,
     ) -> str:
-        """Queues a search for a runner with this hardware, and returns its id: that of an active one with the same
-        `digest`, or of the one for which this token has given the same `key`, if there is one. An empty key is none.
-        `by` names the token, for the audit. Raises `KeyReused` if the key was given with another digest, and
-        `QueueFull`."""
+        """Queues a search for a runner with this hardware, and returns its id.
+
+        If this token has given the same `key` before, or a search with the same `digest` is queued or running, returns
+        the id of that one. Runners may then take it even if a command line began it. An empty key is none. `by` names
+        the token that asks, for the audit. Raises `KeyReused` if the key was given with another digest, and
+        `QueueFull`.
+        """
         search_id, new = uuid4().hex, {"digest": digest, "hardware_name": hardware_name, "campaign_id": campaign_id}
         to_text(dict(request))
 
         def create(connection: Connection) -> str:
-            asked = select(AuditRow.search_id).where(AuditRow.token == by, AuditRow.action == "search")
+            last = select(func.max(AuditRow.id)).where(AuditRow.token == by).group_by(AuditRow.search_id)
+            asked = select(AuditRow.search_id).where(AuditRow.id.in_(last), AuditRow.action == "search")
             waiting = select(func.count()).where(SearchRow.state == "queued", SearchRow.search_id.in_(asked))
             if (connection.scalar(waiting) or 0) >= MOST_WAITING:
                 raise QueueFull(f"{MOST_WAITING} of your searches wait already", remedy="wait, or cancel one of them")
@@ -220,7 +224,8 @@ class SearchQueue:
         to_text(ended["result"])
 
         def work(connection: Connection) -> None:
-            named = select(SearchRow.hardware_name).where(SearchRow.search_id == lease.search_id)
+            # Locked: until this is committed, nobody joins it.
+            named = select(SearchRow.hardware_name).where(SearchRow.search_id == lease.search_id).with_for_update()
             if connection.scalar(named) is not None:
                 _requeue(connection, lease, {"because": "its driver was interrupted"})
             else:
@@ -250,18 +255,28 @@ class SearchQueue:
 
         self._database.commit(work)
 
-    def cancel(self, search_id: str, *, by: str | None = None) -> None:
-        """Ends a search that is queued or running: its driver can write nothing more, and ends what it runs. One that
-        has ended stays as it is. `by` names the token, for the audit. Raises `UsageError` if there is no such
-        search."""
+    def cancel(self, search_id: str, *, by: str | None = None, for_all: bool = True) -> None:
+        """Ends a search that is queued or running: its driver can write nothing more, and ends what it runs. `by` names
+        the token that asks, for the audit. Unless `for_all`, that token withdraws: the search goes on while other
+        tokens, or the command line that drives it, ask for it.
+
+        Raises `UsageError` if there is no such search; one that has ended stays as it is.
+        """
 
         def work(connection: Connection) -> None:
             query = select(SearchRow.state).where(SearchRow.search_id == search_id).with_for_update()
             state = connection.scalar(query)
             if state is None:
                 raise UsageError(f"the store holds no search {search_id!r}")
-            if state not in ENDINGS:
-                add_audit(connection, by, "cancel", search_id)
+            if state in ENDINGS:
+                return
+            add_audit(connection, by, "cancel", search_id)
+            if not for_all and askers(connection, search_id):
+                return
+            if not for_all and _is_on_command_line(connection, search_id):
+                alone = update(SearchRow).where(SearchRow.search_id == search_id)
+                connection.execute(alone.values(hardware_name=None))  # no runner is to take it on any more
+            else:
                 seq = update_search(connection, search_id, state="cancelled", ended_at=precise_now())
                 add_event(connection, search_id, seq or 0, "cancelled", {})
 
@@ -309,15 +324,23 @@ def _waits(connection: Connection) -> ColumnElement[bool]:
 
 def _join(connection: Connection, digest: str, hardware_name: str, request: Mapping[str, Any]) -> str | None:
     """The id of the search that is queued or running for the same; None if there is none."""
-    query = select(SearchRow, is_held(connection).label("held")).where(SearchRow.digest == digest, is_active())
-    row = connection.execute(query.with_for_update()).one_or_none()
+    query = select(SearchRow.search_id, SearchRow.hardware_name, SearchRow.request)
+    row = connection.execute(query.where(SearchRow.digest == digest, is_active()).with_for_update()).one_or_none()
     if row is None:
         return None
-    if row.hardware_name is None and (not row.held or is_gone(row.lease_owner)):
-        # The command line that began it has gone, and nobody else would ever drive it.
+    if row.hardware_name is None:  # a command line began it, whose process may end before the search does
         taken_on = {"hardware_name": hardware_name, "request": {**row.request, **request}}
         connection.execute(update(SearchRow).where(SearchRow.search_id == row.search_id).values(taken_on))
     return str(row.search_id)
+
+
+def _is_on_command_line(connection: Connection, search_id: str) -> bool:
+    """Whether the command line that began a search has driven it ever since."""
+    query = select(SearchRow.lease_owner).where(SearchRow.search_id == search_id, SearchRow.lease_epoch == 1)
+    owner = connection.scalar(query.where(SearchRow.state == "running", is_held(connection)))
+    # Whoever submits a search queues it first.
+    began = select(EventRow.kind).where(EventRow.search_id == search_id, EventRow.seq == 1)
+    return owner is not None and not is_gone(owner) and connection.scalar(began) == "running"
 
 
 def _insert(connection: Connection, **values: Any) -> None:

@@ -2,10 +2,10 @@
 
     python held_by_ranks.py CONFIG ...
 
-For each config, per rank: its `Resident` between the last backward and the update, and after the update; then
-the bytes of the largest fp64 copy made in the backward passes, of DeepSpeed's host buffers for gradients and weights in
-transit and for what is in files, and of the roots that an update operation by operation makes. Configs without
-`sharding` have one rank, all others two.
+For each config, per rank: its `Resident` between the last backward and the update, and after the update. Then the bytes
+of its parameters before the first step, which with FSDP follows a reference loss; of the largest fp64 copy made in the
+backward passes; of DeepSpeed's host buffers for gradients and weights in transit and for what is in files; and of the
+roots that an update operation by operation makes. Configs without `sharding` have one rank, all others two.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
     torch.manual_seed(0)
     ranks = ranks_of(config)
     step = build(complete(parse(config)), job_of(config), torch.device("cpu"))
+    if "fsdp" in config:
+        step.reference_loss(rows(1, seed=rank))
+    divided = sum(local(parameter).nbytes for parameter in step.module.parameters())
     tokens = rows(SEQUENCES, seed=rank)
     micro_batches = list(step.split(tokens))
     targets = SEQUENCES * (tokens.shape[1] - 1) * ranks
@@ -89,7 +92,7 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
         )
     )
     passing = {"fp64": fp64.largest, "host_out": out, "host_back": back, "roots": updating.roots}
-    return [before, asdict(resident(step, offload)), {**passing, "locked": locked(step)}]
+    return [before, asdict(resident(step, offload)), {**passing, "locked": locked(step), "divided": divided}]
 
 
 def locked(step: TrainingStep) -> int:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,7 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.timeline import Timeline
 from autofit.estimate.sharding import library
+from autofit.estimate.sharding.zero import Zero
 from autofit.techniques import Job, complete, parse, unsupported
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 
@@ -125,6 +127,28 @@ def bytes_at(line: Timeline, until: int) -> dict[Category, int]:
 @pytest.mark.parametrize("config", EVERY)
 def test_the_fullest_rank_holds_what_is_predicted(config: str, held: Held) -> None:
     check(config, held[config])
+
+
+OF_FSDP = [config for config in EVERY if "fsdp" in config and "offload" not in config and "qlora" not in config]
+
+
+@pytest.mark.parametrize("config", OF_FSDP)
+def test_nothing_of_fsdp_is_whole_after_a_reference_loss(config: str, held: Held) -> None:
+    assert [passing["divided"] for _, _, passing in held[config]] == [
+        before["parameters"] for before, _, _ in held[config]
+    ]
+
+
+def test_each_of_four_ranks_has_its_part_of_the_flat_buffer() -> None:
+    """The second and third ranks are neither the first nor the last: the fullest stands for both."""
+    chosen = complete(parse("sharding=zero2,micro_batch=2"))
+    of_two, of_four = (
+        library(chosen, replace(job_of(""), workload=replace(job_of("").workload, devices=devices)))
+        for devices in (2, 4)
+    )
+    assert isinstance(of_two, Zero) and isinstance(of_four, Zero)
+    assert [[rank.part for rank in of.extremes] for of in (of_two, of_four)] == [[-1, 0], [-1, 0, None]]
+    assert of_four.parts([6, 2, 4, 4]) == [{0: 4}, {0: 2, 1: 2}, {2: 4}, {3: 4}]
 
 
 @pytest.mark.parametrize("config", IN_FILES)

@@ -183,20 +183,24 @@ def test_adapters_are_told_with_rank_and_targets(
     )
 
 
-def test_four_bits_are_those_of_qlora(
-    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("doubly", [True, False])
+def test_four_bits_are_those_of_qlora_or_are_refused(
+    store: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, doubly: bool
 ) -> None:
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 
     four_bits = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
+        bnb_4bit_use_double_quant=doubly,
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     base = prepare_model_for_kbit_training(loaded(folder, quantization_config=four_bits))
     model = get_peft_model(base, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
-    train(tmp_path, caplog, model, bf16=True, activation_checkpointing=True)
+    first, *_ = train(tmp_path, caplog, model, bf16=True, activation_checkpointing=True)
+    if not doubly:
+        assert first.endswith("no axis says its 4-bit weights: qlora has nf4 with double quantisation")
+        return
     (trial,) = stored(store)
     expected = {
         "method": "qlora",

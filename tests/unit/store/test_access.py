@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from leases import begin, expire
 from unit.store.conftest import a_trial
 
 from autofit.core.errors import UsageError
@@ -50,7 +51,7 @@ def test_a_name_is_used_once(store: Store) -> None:
 def test_what_is_started_and_cancelled_is_written_down_once(store: Store) -> None:
     search_id = queued(store, "ann")
     assert queued(store, "ann") == queued(store, "bob") == queued(store, None) == search_id
-    assert store.access.askers(search_id) == {"ann", "bob"}
+    assert [store.access.has_asked(name, search_id) for name in ("ann", "bob", "eve")] == [True, True, False]
     for _ in range(2):
         store.queue.cancel(search_id, by="ann")
     assert [(a.token, a.action, a.search_id) for a in store.access.audit()] == [
@@ -62,20 +63,69 @@ def test_what_is_started_and_cancelled_is_written_down_once(store: Store) -> Non
     assert [a.token for a in store.access.audit(before=newest.number)] == ["bob", "ann"]
 
 
-def test_a_revoked_token_asks_for_no_search(store: Store) -> None:
+def test_a_search_ends_with_the_last_token_that_asks_for_it(store: Store) -> None:
+    search_id = queued(store, "ann")
+    queued(store, "bob")
+    for name in ("bob", "bob"):
+        store.queue.cancel(search_id, by=name, for_all=False)
+    queued(store, "bob")  # who comes back asks again
+    for name, state in (("ann", "queued"), ("bob", "cancelled")):
+        store.queue.cancel(search_id, by=name, for_all=False)
+        assert store.searches()[0].state == state
+    actions = [(a.token, a.action) for a in store.access.audit()][::-1]
+    assert actions == [
+        ("ann", "search"),
+        ("bob", "search"),
+        ("bob", "cancel"),
+        ("bob", "search"),
+        ("ann", "cancel"),
+        ("bob", "cancel"),
+    ]
+
+
+def test_who_joins_a_command_line_cannot_end_its_search(store: Store) -> None:
+    begin(store, a_trial(), "d")
+    assert queued(store, "ann") == "d"
+    store.queue.cancel("d", by="ann", for_all=False)
+    assert store.searches()[0].state == "running"
+    expire(store)  # it is not there any more
+    store.queue.cancel("d", by="ann", for_all=False)
+    assert store.searches()[0].state == "cancelled"
+
+
+def test_who_has_joined_a_command_line_and_withdrawn_hands_nothing_to_runners(store: Store) -> None:
+    lease = begin(store, a_trial(), "d")
+    queued(store, "ann")
+    store.queue.cancel("d", by="ann", for_all=False)
+    store.queue.interrupt(lease, {})
+    assert store.searches()[0].state == "cancelled"
+
+
+def test_a_repeated_key_asks_for_nothing_again(store: Store) -> None:
+    search_id = queued(store, "ann", key="k")
+    queued(store, "bob")
+    store.queue.cancel(search_id, by="ann", for_all=False)
+    assert queued(store, "ann", key="k") == search_id
+    store.queue.cancel(search_id, by="bob", for_all=False)
+    assert store.searches()[0].state == "cancelled"
+
+
+def test_a_revoked_token_holds_no_search(store: Store) -> None:
     store.access.create("ann", "run")
     search_id = queued(store, "ann")
     queued(store, "bob")
     store.access.revoke("ann")
-    assert store.access.askers(search_id) == {"bob"}
+    store.queue.cancel(search_id, by="bob", for_all=False)
+    assert store.searches()[0].state == "cancelled"
 
 
-def test_a_token_has_so_many_places_in_the_queue(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_token_has_withdrawn_from_takes_no_place_in_its_queue(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("autofit.store.searches.queue.MOST_WAITING", 1)
     first = queued(store, "ann")
     with pytest.raises(QueueFull):
         queued(store, "ann", "another")
-    assert queued(store, "ann") == first, "it is no further search"
-    assert queued(store, "bob", "another") != first
-    store.queue.cancel(first, by="ann")
-    assert queued(store, "ann", "a third") != first
+    queued(store, "bob")
+    store.queue.cancel(first, by="ann", for_all=False)
+    assert queued(store, "ann", "another") != first

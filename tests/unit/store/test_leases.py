@@ -118,33 +118,26 @@ def test_a_runner_takes_what_its_hardware_can_run_oldest_first(store: Store) -> 
     assert store.queue.claim("e:1:0") is None, "what a command line began, only a command line resumes"
 
 
-def test_what_a_command_line_began_stays_its_own_whoever_asks_for_the_same(store: Store) -> None:
-    lease = begin(store, a_trial(), "d1", question="q")
-    before = store.searches()
-    assert submit(store, a_trial()) == "d1" and store.searches() == before
-    store.queue.interrupt(lease, {"stopped_because": "Ctrl-C"})
-    assert states(store) == ["cancelled"] and store.queue.events("d1")[-1].kind == "cancelled"
-
-
-@pytest.mark.parametrize("gone", ["its process", "its lease"])
-def test_what_a_command_line_left_is_for_runners_once_it_is_asked_for(store: Store, gone: str) -> None:
+def test_a_runner_goes_on_with_what_a_command_line_began_once_it_is_asked_for(store: Store) -> None:
     trial = a_trial()
-    begin(store, trial, "d1", question="q", owner=a_gone_process() if gone == "its process" else "a:1:0")
-    if gone == "its lease":
-        expire(store)
-    assert store.queue.claim("b:1:0", [trial.hardware.name]) is None
+    begin(store, trial, "d1", question="q")
     assert submit(store, trial) == "d1"
-    lease = store.queue.claim("b:1:0", [trial.hardware.name])
+    assert store.queue.claim("a:1:0") is None, "its command line drives it"
+    expire(store)
+    lease = store.queue.claim("a:1:0", [trial.hardware.name])
     assert lease is not None and (lease.search_id, lease.epoch) == ("d1", 2)
     assert store.searches()[0].request == {"question": "q", "asked": {}}
 
 
-def test_an_interrupted_command_line_gives_back_what_it_took_from_the_queue(store: Store) -> None:
-    search_id = submit(store, a_trial())
-    lease = store.queue.claim("a:1:0", search_id=search_id)
-    assert lease is not None
+@pytest.mark.parametrize("joined", [False, True])
+def test_an_interrupted_command_line_ends_its_search_for_itself_only(store: Store, joined: bool) -> None:
+    lease = begin(store, a_trial(), "d1")
+    if joined:
+        submit(store, a_trial())
     store.queue.interrupt(lease, {"stopped_because": "Ctrl-C"})
-    assert states(store) == ["queued"] and store.queue.claim("b:1:0") is not None
+    assert states(store) == ["queued" if joined else "cancelled"]
+    assert store.queue.events("d1")[-1].kind == states(store)[0]
+    assert (store.queue.claim("a:1:0") is not None) == joined
 
 
 def test_the_same_is_queued_once(store: Store) -> None:
