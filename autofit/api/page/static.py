@@ -9,8 +9,6 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from autofit import __version__
-
 PREFIX = "/static"
 """What their paths begin with. They are part of the package, and hold nothing of the store: no token is needed."""
 NAMES = ("page.css", "page.js", "chart.js", "htmx.min.js", "plotly.min.js", "icon.svg")
@@ -18,8 +16,8 @@ NAMES = ("page.css", "page.js", "chart.js", "htmx.min.js", "plotly.min.js", "ico
 
 
 def address(name: str) -> str:
-    """Where a file is, by an address that another version does not share: browsers may keep it."""
-    return f"{PREFIX}/{name}?v={__version__}"
+    """Where a file is. Browsers ask each time whether theirs is still the same."""
+    return f"{PREFIX}/{name}"
 
 
 class _Files(StaticFiles):

@@ -180,10 +180,9 @@ class DecoderEvents:
     def _stays(self, place: Place, event: Event) -> bool:
         """Whether an event is the decoder's own, and not the boundary's or the loss's on a shared storage. At the
         boundary those are frees, of what autocast drops and of gradients."""
-        label = self._labels.get(event.storage)
-        if label is None:
-            allocated = self.trace.storages[event.storage].allocated
-            return allocated is None or allocated.layer != LOSS
+        label, storage = self._labels.get(event.storage), self.trace.storages[event.storage]
+        if label is None:  # a hook's moment is only for libraries, which have used it by now
+            return not storage.of_hook and (storage.allocated is None or storage.allocated.layer != LOSS)
         return place.layer != LOSS or (label != HIDDEN and not event.allocates)
 
 
